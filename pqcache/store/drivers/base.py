@@ -1,6 +1,6 @@
 """What a driver is: a `Source`, which is listed and read, and for some stores a `Target`, which is written.
 
-A store on a network gets a subclass of `RemoteSource` in ``remote.py``, which does what all need. `Capabilities`
+A store on a network gets a subclass of `RemoteSource` in ``remote.py``, which does the common work. `Capabilities`
 say what the store promises, and ``registry.py`` opens the driver. The rest of pqcache knows no store: all drivers speak
 the same terms and raise the same errors.
 
@@ -42,11 +42,11 @@ MAX_DIRECTORIES = 10_000_000  # of a source
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """What a store promises. The defaults promise nothing, and are right for a new driver.
+    """Promises of a store. The defaults promise nothing, and are right for a new driver.
 
     Attributes:
-        reads_versions: `Source.read` gives the version that the tag names, or raises SourceChanged. Otherwise a file is
-            compared with its identity once more after it was read.
+        reads_versions: `Source.read` gives the version of the tag, or raises SourceChanged. Otherwise a file's identity
+            is checked once more after reading it.
         lists_only_data_files: every listed file belongs to the dataset, so none is opened to find out.
         lists_one_version: every listing is of one committed version, so it is not repeated before a snapshot is
             published, and all of its partitions are complete.
@@ -97,9 +97,9 @@ class Source(ABC):
 
     Attributes:
         url: the dataset's URL without passwords and keys, fit to be shown.
-        capabilities: what the store promises.
-        odd: if not None, `list` puts the errors for what it cannot list here instead of raising them: by path, those
-            for directories with a ``/`` at its end. A driver that cannot go on after one raises it all the same.
+        capabilities: the promises of the store.
+        odd: if not None, `list` collects errors about single entries here instead of raising them, by path, which ends
+            in ``/`` for a directory. A driver raises an error all the same if it cannot go on after it.
     """
 
     url: str
@@ -116,7 +116,7 @@ class Source(ABC):
 
     @abstractmethod
     def stat(self, path: str) -> Identity:
-        """Return the identity that a file has now; raises SourceNotFound when it is gone.
+        """The present identity of a file; raises SourceNotFound when it is gone.
 
         It equals the identity in a listing as long as the file is the same: size in bytes, time of modification in
         nanoseconds as precisely as the store gives it, and the ETag where the store has one.
@@ -126,9 +126,9 @@ class Source(ABC):
     def read(self, path: str, offset: int, length: int, tag: str = "") -> Iterator[bytes]:
         """Yield ``length`` bytes from ``offset`` on, in chunks of at most a few MiB.
 
-        The range lies within the file as it was listed. Fewer bytes than ``length`` mean that the connection broke or
-        that the file is shorter now; chunks before an error are valid. With the identity's ``tag``, a store that has
-        ETags raises SourceChanged when the file is another version; other stores ignore it.
+        The range lies within the file as it was listed. Fewer bytes than ``length`` mean a broken connection or a
+        shorter file; chunks before an error are valid. With the identity's ``tag``, a store with ETags raises
+        SourceChanged when the file is another version; other stores ignore it.
         """
 
     @abstractmethod
@@ -162,11 +162,11 @@ class Source(ABC):
             yield filled
 
     def url_of(self, path: str) -> str:
-        """Return the URL of a file, without secrets. A source may be that one file."""
+        """The URL of a file, without secrets. A source may be just that file."""
         return self.url if self.url.endswith(f"/{path}") else f"{self.url}/{path}"
 
     def below(self, path: str) -> Source | None:
-        """Return a source of the directory ``path`` that uses this one's connections; None to open another one."""
+        """A source of the directory ``path`` over the same connections; None to open another one."""
         return None
 
     @property
@@ -175,36 +175,36 @@ class Source(ABC):
         return None
 
     def second_names(self, paths: Sequence[str]) -> dict[str, str]:
-        """Links in the last listing, by path, each with the place that it stands for, which is listed too.
+        """Links in the last listing, by path, each with the listed path of the same directory or file.
 
-        These are links to directories, which are not followed, and those of ``paths`` that are second names of a file.
+        These are all links to directories, which are not followed, and second names of files among ``paths``.
         """
         return {}
 
     @property
     def table_version(self) -> TableVersion | None:
-        """The version of the table that is listed, or its types if it has no versions; None for a plain directory."""
+        """The listed version of a table, or only its types if it has no versions; None for a plain directory."""
         return None
 
     @property
     def state(self) -> str | None:
-        """A text that is equal as long as a listing would be; None if only a listing can tell."""
+        """A text that stays equal as long as listings do; None if only a listing can tell."""
         return None
 
     def pinned_url(self, url: str) -> str:
-        """Return the URL of the version that is listed, for other processes; ``url`` if the store keeps none."""
+        """The URL of the listed version, for other processes; ``url`` if the store has no versions."""
         return url
 
     def narrow(self, where: str | None) -> None:  # noqa: B027
-        """Allow the next listing to skip partitions without a row that satisfies ``where``."""
+        """Allow the next listing to skip partitions without rows of ``where``, a condition."""
 
     def shape_of(self, path: str) -> FileShape | None:
-        """Return what a table makes of one of its files; None if it is taken as it is."""
+        """How a table reads one of its files; None if the file is taken as it is."""
         return None
 
 
 class DirectoryLimit:
-    """Counts the directories of one listing, so that a server or a link that leads on for ever is an error."""
+    """Counts the directories of one listing, to end with an error where a server or a link leads on for ever."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -287,13 +287,13 @@ STAGING = f"{HIDDEN}/tmp"
 
 @dataclass(frozen=True)
 class StagedFile:
-    """A file that a target has, or has a place for, and that readers do not see yet.
+    """A file in a target, or on its way there, that readers do not see yet.
 
     Attributes:
-        path: where readers will see it.
+        path: its later path for readers.
         file: the local file with the same bytes.
         size: its length in bytes.
-        handle: what the driver needs to commit or discard it.
+        handle: for the driver, to commit or discard it.
     """
 
     path: str
@@ -315,26 +315,26 @@ class Target(Protocol):
 
     @property
     def scratch(self) -> Path | None:
-        """A local directory on the target's own file system, where new files are best written; None elsewhere."""
+        """A local directory for new files on the target's own file system; None if the target is not local."""
 
     @property
     def unfinished(self) -> str:
-        """The place of what an interrupted run leaves behind, without passwords and keys."""
+        """The place of an interrupted run's leftovers, without passwords and keys."""
 
     def list(self) -> Iterator[SourceFile]:
         """Yield every file in the target, hidden ones included; none if there is no target yet."""
 
     def begin(self) -> None:
-        """Create the target, and remove what killed runs have staged."""
+        """Create the target, and remove staged files of killed runs."""
 
     def read_start(self, path: str, size: int) -> bytes:
-        """Return the first ``size`` bytes of a small file; raises SourceNotFound when it is not there."""
+        """Read the first ``size`` bytes of a small file; raises SourceNotFound if there is none."""
 
     def write(self, path: str, data: bytes) -> None:
-        """Write a small file, in place of one that is there; readers see all of it or nothing."""
+        """Write or replace a small file; readers see all of it or nothing."""
 
     def remove(self, paths: Sequence[str]) -> None:
-        """Remove files; those that are not there are skipped."""
+        """Remove files; missing ones are skipped."""
 
     def stage(self, file: Path, token: str, path: str) -> StagedFile:
         """Copy a local file to the store, hidden from readers."""
@@ -342,12 +342,12 @@ class Target(Protocol):
     def commit(self, token: str, directory: str, staged: Sequence[StagedFile], exclusive: bool) -> None:
         """Publish all files that were staged for ``directory`` with ``token``.
 
-        May be called again after an error, and by two processes whose files are the same. ``exclusive`` means that
-        nothing else will ever be in the directory, so that all files can appear in one step.
+        May be called again after an error, and by two processes with the same files. ``exclusive`` means nothing else
+        will ever be in the directory, so all files can appear in one step.
         """
 
     def discard(self, token: str, staged: Sequence[StagedFile]) -> None:
-        """Remove staged files that will not be committed; never fails."""
+        """Remove staged files instead of committing them; never fails."""
 
     def finish(self) -> None:
         """Remove pqcache's own files once everything is published."""

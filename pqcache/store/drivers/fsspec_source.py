@@ -1,6 +1,6 @@
 """A source on any other store for which an implementation of fsspec is installed: sftp://, hf://, oss://, http:// ...
 
-Directories are listed one by one, because fsspec's own walk leaves out what it may not read. Nothing is cached. Calls
+Directories are listed one by one, because fsspec's own walk skips unreadable ones. Nothing is cached. Calls
 run within a time limit, as clients have none or one of minutes. An asynchronous file system runs on a thread of
 fsspec's, which does not survive a fork: fsspec makes another one in the child, and refuses a file system made before.
 """
@@ -68,7 +68,7 @@ def schemes() -> list[str]:
 
 
 def is_known(url: str) -> bool:
-    """Whether fsspec has an implementation for ``url``; UsageError if that is not a store."""
+    """Whether fsspec has an implementation for ``url``; UsageError if the scheme is not one of a store."""
     scheme = url_scheme(url)
     if scheme in _REFUSED:
         raise UsageError(redact(url), f"{scheme}:// is not a store of its own", _REFUSED[scheme])
@@ -105,7 +105,7 @@ def open_file_system(url: str, options: Mapping[str, str]) -> tuple[Any, str]:
 
 
 def known_class(scheme: str) -> str:
-    """The class that fsspec's registry names for a scheme."""
+    """The class of a scheme in fsspec's registry."""
     from fsspec.registry import known_implementations
 
     return str(known_implementations[scheme]["class"])
@@ -152,7 +152,7 @@ _MILLISECONDS = 1e11  # a larger number of seconds would be a date after the yea
 
 
 def identity_of(info: Mapping[str, Any]) -> Identity | None:
-    """None without a size, or with a size and nothing that changes with the bytes.
+    """None without a size, or without anything else that changes with the bytes.
 
     Times have microseconds: file systems give them as floats.
     """
@@ -174,7 +174,7 @@ def _tag(value: Any) -> str:
 
 
 def _nanoseconds(value: Any) -> int:
-    """Nanoseconds since 1970; 0 for anything that is not a time."""
+    """Nanoseconds since 1970; 0 for anything but a time."""
     if isinstance(value, str):
         value = _parsed(value)
     if isinstance(value, datetime):

@@ -188,7 +188,7 @@ _LISTED_AT_ONCE = 512  # files that a listing passes between threads
 class HdfsSource(RemoteSource):
     """A RemoteSource over hdfs-native.
 
-    It is built in the process that uses it: hdfs-native hangs in a child that is forked after a client was built.
+    Use it only in the process that made it: hdfs-native hangs in a child forked after a client was made.
     """
 
     at_once = 16  # packets of 64 KiB
@@ -239,8 +239,8 @@ class HdfsSource(RemoteSource):
     def _use_next_namenode(self) -> None:
         """Build a client that asks the next NameNode first.
 
-        hdfs-native turns to another NameNode where one refuses, but waits forever for one that accepts connections
-        and does not answer.
+        hdfs-native turns to another NameNode if one refuses, but waits forever if one accepts the connection and does
+        not answer.
         """
         import hdfs_native
 
@@ -408,7 +408,7 @@ class HdfsTarget(StoreTarget):
 
 
 def _namenode_orders(host: str, configuration: Mapping[str, str]) -> deque[dict[str, str]]:
-    """For each NameNode of an HA nameservice, the option that puts it first; one empty dict without HA."""
+    """For each NameNode of an HA nameservice, the option to put it first; one empty dict without HA."""
     service = host or urlsplit(configuration.get("fs.defaultFS", "")).netloc
     key = f"dfs.ha.namenodes.{service}"
     names = [name.strip() for name in configuration.get(key, "").split(",") if name.strip()]

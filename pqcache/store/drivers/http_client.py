@@ -1,7 +1,7 @@
 """HTTP connections that are kept for further requests, with a floor for the speed of answers.
 
-A server that drips counts as unavailable. The bytes are counted where they leave the socket, below all that http.client
-and urllib3 do with them: a read of these libraries ends only when it has all bytes it was asked for.
+A server that drips counts as unavailable. The bytes are counted as they leave the socket, below http.client and
+urllib3, whose reads end only with the last byte.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def pool_classes(classes: dict[str, Any], seconds: float, most: float = math.inf
 
 
 class HttpConnections:
-    """Connections that ``make`` makes; any thread may take one, which is then its own until it is put back."""
+    """A pool of connections, which ``make`` opens. A thread takes one, and puts it back after use."""
 
     def __init__(self, make: Callable[[], http.client.HTTPConnection], timeout: float) -> None:
         self._make, self._timeout = make, timeout

@@ -250,7 +250,7 @@ class LocalSource(Source, LocalModes):
             raise SourceUnavailable(self._name(path), "was replaced while it was read")
 
     def _listed(self, path: str, entry: os.DirEntry[str]) -> Identity | None:
-        """None for a file that is gone or odd, or that readers skip."""
+        """None for a file that is gone or odd, or hidden from readers."""
         try:
             status = entry.stat()
             identity = self._identity(path, status)
@@ -304,7 +304,7 @@ class LocalSource(Source, LocalModes):
 
 
 class _Links:
-    """The links of one listing of a directory, whose real path is ``top``, and what they are second names of."""
+    """The links of one listing of a directory, whose real path is ``top``, with their targets."""
 
     def __init__(self, top: str) -> None:
         self.files: dict[str, str] = {}  # links to files by path, with their targets
@@ -477,7 +477,7 @@ class LocalTarget:
 
 
 class SnapshotSource(Source):
-    """A leased snapshot, or what lies below a path in it."""
+    """A leased snapshot, or a part of it."""
 
     capabilities = Capabilities(lists_only_data_files=True, lists_one_version=True)
 
@@ -533,7 +533,7 @@ def open_snapshot(url: str, options: Mapping[str, str]) -> SnapshotSource | None
 
 
 def files_below(entries: Iterable[FileEntry], below: str, url: str) -> dict[str, FileEntry]:
-    """Files below a path in a snapshot, or the one that it names, by paths relative to ``url``.
+    """Files below a path in a snapshot, or the single file there, by paths relative to ``url``.
 
     Nothing there raises SourceNotFound about ``url``, but for an empty path.
     """

@@ -333,8 +333,8 @@ class ObjectStoreTarget(StoreTarget):
     """A Target over obstore.
 
     These stores cannot rename, and obstore cannot leave an upload to be completed later. So the files of an attempt
-    are staged in ``_pqcache/tmp``, and copied within the store to where readers see them, one after the other: each
-    of them appears complete. The store makes the copies, so no byte is sent again.
+    are staged in ``_pqcache/tmp``, and copied within the store to their final names, one after the other: each of
+    them appears complete. The store makes the copies, so no byte is sent again.
     """
 
     _source: ObjectStoreSource

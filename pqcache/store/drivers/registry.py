@@ -116,7 +116,7 @@ def _has_file_system(url: str) -> bool:
 def installed(url: str, libraries: str, extra: str, table: str = "") -> Iterator[None]:
     """Raise UsageError about ``url`` if an import inside the block finds a library missing.
 
-    ``table`` is the kind of table that was found there, if that is why it is needed.
+    ``table`` is the kind of table found there, if the table needs the library.
     """
     try:
         yield
@@ -139,7 +139,7 @@ def is_same_source(one: str, other: str, options: Mapping[str, str], other_optio
     """Whether two URLs or paths, each with the options of its store, are known to be one source.
 
     Other spellings are: a relative path, a link, ``file://``, a trailing slash, ``s3a://``, a user, a default port,
-    another name of a host or an endpoint, and a NameNode of an HDFS nameservice. False also where it is not known.
+    another name of a host or an endpoint, and a NameNode of an HDFS nameservice. False also if that is unknown.
 
     >>> is_same_source("s3a://lake/shop/", "s3://lake/shop", {}, {}), is_same_source("lake/a", "lake/b", {}, {})
     (True, False)
@@ -180,7 +180,7 @@ def _is_same_host(kind: str, one: str, other: str) -> bool:
 
 
 def _is_same_endpoint(options: Mapping[str, str], other: Mapping[str, str]) -> bool:
-    """Whether two sets of options name one endpoint; an endpoint that is not named may be any."""
+    """Whether two sets of options may have one endpoint; an unnamed one may be any."""
     one, two = options.get(_ENDPOINT), other.get(_ENDPOINT)
     if one is None or two is None or one.rstrip("/") == two.rstrip("/"):
         return True

@@ -1,4 +1,4 @@
-"""What all stores on a network need, once for all drivers: time limits, and errors without secrets."""
+"""The common part of drivers of stores on a network: time limits, and errors without secrets."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ class RemoteSource(Source):
       `_read` above a floor of speed. `_list` calls `within` for each of its requests, as one listing may take hours.
       If the client gives up by itself, the driver sets ``has_time_limit``; HTTP clients get their connections
       from ``http_client.py``, which have the same floor.
-    - **Secrets** are taken out of what the client says: the options' values, users in URLs, and queries.
+    - **Secrets** are taken out of the client's errors: the values of options, users in URLs, and queries.
 
     Attributes:
         timeout: seconds without a byte after which the store is unavailable.
         first_timeout: the same for the first answer of a listing.
         has_time_limit: whether the client raises an error after ``timeout`` seconds without a byte.
-        at_once: how many chunks of a read are passed on from that thread together: many if they are small.
-        raises: what the client raises; any other exception is no error of the store.
-        network_advice: what to check if there is no answer.
+        at_once: how many chunks of a read are passed between threads together: many if they are small.
+        raises: exceptions of the client; any other one is a bug.
+        network_advice: the advice if there is no answer.
     """
 
     has_time_limit = False
@@ -127,7 +127,7 @@ class RemoteSource(Source):
         return self.url_of(path) if path else self.url
 
     def take_only_file(self) -> str:
-        """Note that the URL names a single file; return its path, which is its name."""
+        """Note that the URL is of a single file; return its path, which is its name."""
         directory, slash, self._only = self._root.rpartition("/")
         self._root = directory or slash
         return self._only
@@ -175,7 +175,7 @@ def _without(text: str, secrets: Iterable[str]) -> str:
 
 
 def chain_of(error: BaseException) -> list[BaseException]:
-    """An error and those that it came from."""
+    """An error, its causes and contexts."""
     found = [error]
     for one in found:
         found += [e for e in (one.__cause__, one.__context__) if e is not None and e not in found]
@@ -183,7 +183,7 @@ def chain_of(error: BaseException) -> list[BaseException]:
 
 
 def answer_error(name: str, status: int, said: str, denied: str, missing: str = "no such object") -> SourceError:
-    """Error for an HTTP answer that means ``status``, whatever it ``said``.
+    """The error of an HTTP answer with this ``status``, or of one that means the same. ``said`` is for the reason.
 
     ``denied`` is the advice if access is denied, ``missing`` the reason if nothing is there.
     """
@@ -219,7 +219,7 @@ _PLACE = re.compile(r"\S*/\S*|\"[^\"\n]*/[^\"\n]*\"")  # names of files may have
 
 
 def known_cause(name: str, error: BaseException | str) -> SourceError | None:
-    """Translate an error that has a known cause inside, however deep.
+    """Translate an error if a known cause is inside, however deep.
 
     None if the driver has to look at the words of its own client.
     """

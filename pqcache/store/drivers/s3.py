@@ -1,14 +1,14 @@
 """A source and a target on S3 or a compatible store, through botocore, which starts faster than boto3.
 
-Credentials, region, profile and endpoint come from where every AWS tool finds them (``AWS_*`` variables, ``~/.aws``,
-instance roles), or from ``-o``.
+Credentials, region, profile and endpoint come from ``-o``, or from the same places as for other AWS tools (``AWS_*``
+variables, ``~/.aws``, instance roles).
 
 Listings are parsed here, page by page, as botocore's own parser is slow: an event handler takes the entries out of each
 response before the client parses the rest.
 
-Stores that imitate S3 have listings that end too early or never. So every key has to come after the one before it, as
-S3 promises, and a page that is not the last has to lead to another: by its token, or by its last key as in version 1 of
-the API, which older stores answer with whatever they are asked.
+Some stores that imitate S3 end listings too early or never. So every key has to come after the one before it, as S3
+promises, and each page but the last has to lead to another: by its token, or by its last key as in version 1 of the
+API, which older stores use for any request.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ class RangeReader:
         self._servers: dict[str, HttpConnections | None] = {}  # by scheme and host; None for one behind a proxy
 
     def open(self, key: str, first: int, last: int, tag: str) -> Response:
-        """GET the bytes ``first`` to ``last``; with ``tag``, of that version only."""
+        """GET the bytes ``first`` to ``last``, with ``tag`` only of this version."""
         found = None
         if tag.isascii() and tag.isprintable() and not self._bucket.endswith(_EXPRESS):
             found = self._get(key, {"Range": f"bytes={first}-{last}", **({"If-Match": f'"{tag}"'} if tag else {})})
@@ -337,7 +337,7 @@ def _set_limits(client: Any, timeout: float, max_answer: float) -> None:
 
 
 class _KeyChecker:
-    """Checks that each key of a listing is a new one below the prefix, and that keys come in order."""
+    """Checks the keys of a listing: each is new, below the prefix, and in order."""
 
     def __init__(self, bucket: str, prefix: str) -> None:
         self.last, self.count = "", 0
@@ -420,7 +420,7 @@ def entries(page: Mapping[str, Any]) -> Iterator[tuple[str, Identity]]:
 
 
 def identity(size: int, modified: datetime, etag: str) -> Identity:
-    """From values that botocore has parsed."""
+    """From values parsed by botocore."""
     return Identity(size, int(modified.timestamp()) * 1_000_000_000, etag.strip('"'))
 
 
@@ -567,7 +567,7 @@ class S3Target(StoreTarget):
             self._abort([(key, upload)])
 
     def _abort(self, uploads: Sequence[tuple[str, str]]) -> None:
-        """Abort uploads; records of those that may remain are kept. Never fails."""
+        """Abort uploads, and keep the records of those that may remain. Never fails."""
         gone = []
         for key, upload in uploads:
             try:

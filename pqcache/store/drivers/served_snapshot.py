@@ -59,7 +59,7 @@ _ERRORS = (OSError, http.client.HTTPException, ValueError, RecursionError)  # th
 
 @dataclass(frozen=True)
 class _Pinned:
-    """A snapshot, its files by their paths relative to the source, and the table that they are of."""
+    """A snapshot: its files, by paths relative to the source, and their table."""
 
     id: str
     files: Mapping[str, FileEntry]
@@ -266,7 +266,7 @@ _LONGEST = 4096
 def read_token(file: str | os.PathLike[str] | None) -> str:
     """The token in ``file``, else in the environment; empty if there is neither.
 
-    A file that cannot be read, or that others can read, and a token that is too short raise UsageError.
+    Raises UsageError if the file is unreadable or readable by others, or the token too short.
     """
     if file is None:
         text = os.environ.get(TOKEN, "").strip()

@@ -1,8 +1,8 @@
-"""Time limits for clients that have none, a floor for the speed of what is received, and retries.
+"""Time limits for clients without one, a floor for the speed of answers, and retries.
 
-A timeout sees only servers that send nothing at all. So bytes are counted over the time that was spent waiting for
-them, as git does with http.lowSpeedLimit and http.lowSpeedTime. Time that the receiver takes for something else
-does not count, nor does the time to the first bytes, for which the timeout is enough.
+A timeout only sees servers that send nothing at all. So bytes are counted over the time spent waiting for them, as git
+does with http.lowSpeedLimit and http.lowSpeedTime. The receiver's own time does not count, nor does the wait for the
+first bytes, for which the timeout is enough.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ def with_retries(
         return max(0.0, min(random.uniform(longest / 2, longest), left()))
 
     def sleep(seconds: float) -> None:
-        """In short steps, so that a thread that is not needed any more ends soon."""
+        """In short steps, so that an abandoned thread ends soon."""
         while seconds > 0 and not told_to_stop():
             time.sleep(min(seconds, 0.2))
             seconds -= 0.2

@@ -1,7 +1,7 @@
 """Tables as sources: the files of one committed version, wherever they lie, by their paths in a cache.
 
 A Delta table and an Iceberg table in its directory are a `LogTable`; other Iceberg tables and those of a Hive metastore
-have a `Table` of their own. Nothing else in pqcache knows what kind of table it works with.
+have a `Table` of their own. The rest of pqcache does not distinguish kinds of tables.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class VersionRule:
 
     @property
     def time_ns(self) -> int | None:
-        """The time that is wanted, in UTC if it has no offset, in nanoseconds since 1970; raises UsageError."""
+        """The wanted time in nanoseconds since 1970, in UTC if it has no offset; raises UsageError."""
         if self.as_of is None:
             return None
         try:
@@ -73,10 +73,10 @@ class TableFile:
     """A data file of a table.
 
     Attributes:
-        path: where it lies in a cache: partition directories and a name.
-        url: where it is: a URL, or an absolute local path.
-        identity: what the log of a table says, with the tag of `committed_tag`, or what the store of the file lists.
-        shape: what the table makes of its columns and rows; None if it is taken as it is.
+        path: its path in a cache: partition directories and a name.
+        url: its URL, or absolute local path.
+        identity: as in the log of its table, with the tag of `committed_tag`, or as its store lists it.
+        shape: how the table reads its columns and rows; None if the file is taken as it is.
     """
 
     path: str
@@ -145,7 +145,7 @@ def digest(*parts: object) -> str:
 
 
 def _sources_of(commits: Iterable[Commit]) -> dict[str, Collection[str]]:
-    """For each file that one of the commits wrote, the files before them that had its rows; none if it is not known."""
+    """For each file written by one of the commits, the earlier files with its rows; none if unknown."""
     found: dict[str, Collection[str]] = {}
     for commit in commits:
         merged: dict[str, list[Collection[str]]] = {}
@@ -185,9 +185,9 @@ class OpenOptions:
         timeout: seconds after which a silent server counts as unavailable.
         hdfs_driver: the driver of ``hdfs://``.
         as_files: take a table's directory as files.
-        rule: the version of a table that is wanted.
+        rule: the wanted version of a table.
         patience: when to stop retrying.
-        on_event: called with what happens.
+        on_event: called with events.
         keys: known spellings of partition keys; others that differ only in case are the same. None: case matters.
     """
 
@@ -201,7 +201,7 @@ class OpenOptions:
     keys: Collection[str] | None = None
 
     def open_files(self, url: str, of: str) -> Source:
-        """Open the files at ``url``, with the store options that were given for ``of`` if both have the same scheme."""
+        """Open the files at ``url``, with the store options of ``of`` if both have the same scheme."""
         same = url_scheme(url) == url_scheme(of)
         store = {name: value for name, value in self.store.items() if same and name != MOVED}
         return open_source(url, store, self.timeout, self.hdfs_driver)
@@ -214,7 +214,7 @@ class OpenOptions:
 
 
 def store_options(options: Mapping[str, str], scheme: str) -> Mapping[str, str]:
-    """The options given for a metastore that are for the store of a location: names with a dot are Hadoop's."""
+    """The options of a metastore's URL for the store of a location; names with a dot are Hadoop's."""
     if scheme in ("", "file"):
         return {}
     return {
@@ -330,7 +330,7 @@ class StoreFiles:
             self._prefix = f"{self._base.url}/"
 
     def close(self) -> None:
-        """Close all that was opened, and the base."""
+        """Close all opened sources, and the base."""
         for source in (*self._opened.values(), *([] if self._base is None else [self._base])):
             source.close()
 
@@ -345,7 +345,7 @@ class Table(Source, LocalModes):
         url: the table's URL without secrets.
         files: reads its files.
         options: how it is opened.
-        state: that of its log, if it is known before the log is read.
+        state: its `Source.state`, if known before the log is read.
     """
 
     capabilities = Capabilities(reads_versions=True, lists_only_data_files=True, lists_one_version=True)

@@ -73,8 +73,8 @@ class FileRules:
     Attributes:
         as_files: take all Parquet files of a listing, even if a table's log says which of them count.
         all_files: take every file that is not hidden, whatever its name and content.
-        marker: the name of files that say that a partition is complete, and hold no rows.
-        types: the types that are declared for partition columns, of `pqcache.store.hive.TYPES`.
+        marker: the name of files without rows that mark a partition as complete.
+        types: declared types of partition columns, of `pqcache.store.hive.TYPES`.
     """
 
     as_files: bool = False
@@ -110,7 +110,7 @@ def file_kind(path: str) -> FileKind:
 
 
 def lists_files(path: str) -> bool:
-    """Whether the name of a file that is not Parquet is that of a list of files."""
+    """Whether a file that is not Parquet is a list of files, by its name."""
     return _UNLOAD_MANIFEST.fullmatch(path.rpartition("/")[2]) is not None
 
 
@@ -126,13 +126,13 @@ def may_have_rows(file: SourceFile, rules: FileRules) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class PassedOver:
-    """How many files of a source are not taken, without those of partitions that were skipped.
+    """How many files of a source are not taken, not counting those of skipped partitions.
 
     Attributes:
-        hidden: those that Hadoop's readers skip.
-        other: those that are not Parquet, are not finished, or hold no rows.
-        where: Parquet files of partitions that ``--where`` leaves out.
-        waiting: Parquet files that wait for ``--marker`` or ``--settle``; an old version of them may be held.
+        hidden: skipped by Hadoop's readers.
+        other: not Parquet, unfinished, or without rows.
+        where: Parquet files of partitions outside of ``--where``.
+        waiting: Parquet files waiting for ``--marker`` or ``--settle``; an old version of them may be held.
         links: links to files and directories that the source has under another name.
     """
 
@@ -144,7 +144,7 @@ class PassedOver:
 
 
 def count_passed_over(found: Sequence[SourceFile], taken: Sequence[SourceFile]) -> PassedOver:
-    """Count the files that were ``found`` and not ``taken``; both are in the same order."""
+    """Count the files of ``found`` that are not ``taken``; both are in the same order."""
     if len(found) == len(taken):
         return PassedOver()
     hidden, left = 0, iter(taken)
@@ -218,10 +218,10 @@ def check_passed_over(
     rules: FileRules,
     unfinished: Collection[SourceFile] = (),
 ) -> str:
-    """Make a warning about the files that are passed over; it is empty if there are none.
+    """A warning about the files that are passed over; empty if there are none.
 
-    Where ``passed`` are half of the files at ``place``, or half of the bytes, raises UsageError unless ``rules`` allow
-    it. ``unfinished`` files are warned about only.
+    If ``passed`` are half of the files at ``place``, or half of the bytes, raises UsageError unless ``rules`` allow it.
+    ``unfinished`` files only cause a warning.
     """
     if not passed and not unfinished:
         return ""
@@ -309,7 +309,7 @@ def find_tables(paths: Iterable[str]) -> list[FoundTable]:
 
 
 def check_tables(paths: Iterable[str], place: str) -> None:
-    """Raise UsageError, by name, when the listing ``paths`` of ``place`` holds a table that a listing does not show."""
+    """Raise UsageError if the listing ``paths`` of ``place`` holds a table whose log says which files count."""
     tables = find_tables(paths)
     if tables and all(table.format is _CACHE and table.directory for table in tables):
         raise UsageError(printable(place), *named_caches([printable(table.directory) for table in tables], place))
@@ -341,7 +341,7 @@ def table_roots(paths: Iterable[str]) -> dict[str, str]:
 
 
 def several_tables(url: str, roots: Iterable[str], one: str, other: str, why: str) -> UsageError:
-    """Make the error about a directory that has a table in each of ``roots``; two of them are shown to differ."""
+    """The error about a directory with a table in each of ``roots``; ``one`` and ``other`` differ."""
     one, other = sorted((one, other), key=lambda root: (not root, root))
     rest = sorted(set(roots) - {one, other})
     also = f"; beside them: {', '.join(map(_name_of, rest[:_NAMED]))}" if rest else ""

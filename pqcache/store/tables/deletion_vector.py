@@ -35,13 +35,13 @@ ReadBytes = Callable[[str, int, int], bytes]  # path or URL of a file as in the 
 
 @dataclass(frozen=True, kw_only=True)
 class DeletionVector:
-    """Where the log of a table says that a vector is.
+    """The place of a vector, as in the log of a table.
 
     Attributes:
         rows: how many rows it deletes.
         size: its length in bytes.
-        place: the file that has it, by its path or URL as the log has it; the vector itself, in Z85, if ``is_inline``.
-        offset: where its frame begins in that file.
+        place: its file, by path or URL as in the log; the vector itself, in Z85, if ``is_inline``.
+        offset: of its frame in that file.
         is_inline: it is in the log.
     """
 

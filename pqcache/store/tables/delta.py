@@ -183,7 +183,7 @@ class _DeltaReader:
             raise SourceError(self._damaged_file() or self.table.url, reason, advice) from error
 
     def _damaged_file(self) -> str | None:
-        """The URL of the first file of the log that is not JSON or Parquet: the library's errors name no file."""
+        """The URL of the first log file that is neither JSON nor Parquet: the library's errors name no file."""
         for file in self.entries:
             if file.identity.size > _MAX_LOOKED_INTO:
                 continue
@@ -278,9 +278,9 @@ def table_files(
 
     Args:
         url: the table's directory.
-        adds: what ``DeltaTable.get_add_actions`` returns.
+        adds: from ``DeltaTable.get_add_actions``.
         schema: the table's.
-        vectors: the deletion vectors that files have, by the file's path in the log.
+        vectors: deletion vectors, by the path of their file in the log.
         read: reads a deletion vector.
     """
     paths: list[str] = adds.column("path").to_pylist()
@@ -374,7 +374,7 @@ class DeltaSchema:
         fields: its columns, as the log has them.
         partitions: the names of the partition columns, outermost first.
         configuration: the table's properties.
-        writer_features: what its writers do.
+        writer_features: those that its writers use.
     """
 
     fields: Sequence[Mapping[str, Any]]
@@ -463,7 +463,7 @@ class DeltaLog:
     Attributes:
         commits: by version.
         checkpoints: complete ones by version; of several checkpoints of a version the one of the oldest format.
-        sidecars: files that a checkpoint may name, by the name.
+        sidecars: files to which a checkpoint may refer, by name.
     """
 
     commits: Mapping[int, SourceFile]
@@ -477,7 +477,7 @@ class DeltaLog:
         return 0 if 0 in self.commits else min(self.checkpoints, default=None)
 
     def files_of(self, version: int) -> list[SourceFile] | None:
-        """The files that make a version, without sidecars; None if one of them is missing."""
+        """The files of a version, without sidecars; None if one is missing."""
         after = max((known for known in self.checkpoints if known <= version), default=-1)
         commits = sorted(number for number in self.commits if after < number <= version)
         if len(commits) != version - after or version < 0:
@@ -500,7 +500,7 @@ class DeltaLog:
 
 
 def delta_log(entries: Iterable[SourceFile]) -> DeltaLog:
-    """Sort the files in a listing of ``_delta_log``; those that no reader needs are left out."""
+    """Sort the files in a listing of ``_delta_log``, without those that readers do not need."""
     commits: dict[int, SourceFile] = {}
     whole: dict[int, tuple[SourceFile, ...]] = {}
     named: dict[int, tuple[SourceFile, ...]] = {}
@@ -544,7 +544,7 @@ def link_log(source: Path, log: DeltaLog, files: Iterable[SourceFile], target: P
 
 
 def copy_log(table: TableLog, log: DeltaLog, files: Sequence[SourceFile], target: Path) -> None:
-    """Copy ``files`` of a log, and the sidecars that a checkpoint among them names; SourceNotFound if one is gone."""
+    """Copy ``files`` of a log, and sidecars of a checkpoint among them; SourceNotFound if one is gone."""
 
     def copy(file: SourceFile) -> None:
         name = table.source.url_of(file.path)

@@ -1,7 +1,7 @@
 """A table of a Hive metastore: its partitions, wherever they are, and the files that lie there now.
 
 The metastore has no versions of a table. It is asked for each listing, and each location is listed by the driver of
-its store. Which of these files are taken is decided as for a directory, by ``data_files.py`` and what follows it.
+its store. Which of these files are taken is decided as for a directory, see ``data_files.py``.
 
 The client makes the three calls that a listing needs, by Apache Thrift. It declares only the fields that are used, as
 the library passes over all others, so 100,000 partitions take little memory. The calls are in all versions from 2.3 to
@@ -246,7 +246,7 @@ _NOT_THRIFT = (TException, StructError, ValueError, TypeError, ArithmeticError, 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Storage:
-    """How and where the metastore says that files are stored; empty texts where it does not say.
+    """Place and format of files, as in the metastore; empty texts if it does not say.
 
     ``subdirectories`` is whether Hive divides the rows among subdirectories by skewed values.
     """
@@ -319,7 +319,7 @@ class Metastore:
         return list(self._call("get_partition_names", arguments, NAMES_RESULT).success or ())
 
     def partitions(self, names: Sequence[str]) -> list[Partition]:
-        """Ask for the partitions of these names, a few hundred at a time; those that are gone are left out.
+        """Ask for the partitions of these names, a few hundred at a time; deleted ones are left out.
 
         Raises SourceIncomplete if the metastore sends fewer of them than it has: they would look like deleted ones.
         """
@@ -413,7 +413,7 @@ class Metastore:
         return found
 
     def _check(self, method: str, found: Any) -> None:
-        """Raise the error that the metastore reports in place of an answer."""
+        """Raise the error in an answer."""
         errors = [error for error in (found.o1, found.o2, found.o3) if error is not None]
         if not errors:
             return
@@ -463,7 +463,7 @@ class _UnknownMethod(Exception):
 
 
 class _Socket(TSocket):  # type: ignore[misc]  # the library has no types
-    """A socket that does not wait for ever for one byte after another."""
+    """A socket with a floor of speed."""
 
     def __init__(self, timeout: float) -> None:
         super().__init__()
@@ -599,7 +599,7 @@ class HiveTable(Table):
             self._warn(f"-o {name} was not used, by the metastore or by the stores of the locations")
 
     def _wanted(self, known: Sequence[_Partition], schema: pa.Schema) -> Sequence[_Partition]:
-        """Leave out the partitions that the condition excludes.
+        """The partitions that may satisfy the condition.
 
         Raises SourceIncomplete if it excludes all, SourceError if a value is not of its column's type.
         """
@@ -644,7 +644,7 @@ class HiveTable(Table):
     def _listed(self, at: Mapping[str, Sequence[_Partition]], root: str) -> dict[str, Identity]:
         """List the files in all locations with wanted partitions, and others, by their URLs.
 
-        Where many of the table's partitions lie below its own location, that is listed once; all others one by one.
+        If many partitions lie below the table's own location, it is listed once; all others one by one.
         """
         places = [location for location, partitions in at.items() if partitions]
         below = {place for place in places if root and place.startswith(f"{root}/")}
@@ -676,7 +676,7 @@ class HiveTable(Table):
         return {location if is_file else f"{location}/{file.path}": file.identity for file in listed}
 
     def _report(self, wanted: Sequence[_Partition], filled: set[str], foreign: Sequence[str]) -> None:
-        """Say what is empty and what is not taken, each once; raises SourceIncomplete if all is empty."""
+        """Warn once of empty partitions and of files not taken; raises SourceIncomplete if all are empty."""
         if foreign:
             what = "in directories of partitions that the metastore does not know were not taken"
             self._warn(f"{format_count(len(foreign), 'file')} {what} ({min(foreign)})")
@@ -743,7 +743,7 @@ _EXPORT = "write it to an external table of Parquet with Hive or Spark"
 
 
 def check_table(url: str, table: TableEntry) -> None:
-    """Raise UsageError for a table that is a view, or whose log says which files count; see `check_parquet` too."""
+    """Raise UsageError for a view, or a table with a log of its own; see `check_parquet` too."""
     known = {name.lower(): value.lower() for name, value in table.parameters.items()}
     provider, handler = known.get("spark.sql.sources.provider", ""), known.get("storage_handler", "")
     location = printable(redact(table.storage.location))

@@ -1,4 +1,4 @@
-"""Iceberg tables: the data files of one snapshot, their paths in a cache, and the rows that are deleted in them."""
+"""Iceberg tables: the data files of one snapshot, their paths in a cache, and their deleted rows."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ _MAX_NAME = 255  # bytes, of most file systems
 
 
 def listing_of(metadata: TableMetadata, access: TableAccess, rule: VersionRule, url: str) -> TableListing:
-    """List the files of the wanted version of a table; raises what `Table.read_table` does."""
+    """List the files of the wanted version of a table, with the errors of `Table.read_table`."""
     with iceberg_errors(url):
         snapshot = _wanted(metadata, rule, url)
         if snapshot is None:
@@ -187,7 +187,7 @@ def _files(
 
 
 def _wanted(metadata: TableMetadata, rule: VersionRule, url: str) -> Snapshot | None:
-    """The wanted snapshot; None if that is the newest, and the table has none."""
+    """The wanted snapshot; None if the newest is wanted and there is none."""
     if rule.version is not None:
         ref = metadata.refs.get(rule.version)
         is_number = _ID.fullmatch(rule.version) is not None
@@ -229,7 +229,7 @@ def _schema_of(metadata: TableMetadata, snapshot: Snapshot, rule: VersionRule) -
 
 @dataclass(frozen=True)
 class PlannedFile:
-    """A data file, and the URIs of delete files and the deletion vector that delete rows of it."""
+    """A data file, the URIs of its delete files, and its deletion vector."""
 
     file: DataFile
     deletes: tuple[str | DeletionVector, ...]
@@ -397,7 +397,7 @@ def _by_path(batch: pa.RecordBatch) -> Iterator[tuple[str, Positions]]:
 
 
 def _groups_of(file: pq.ParquetFile, data_file: str) -> list[int]:
-    """The row groups that may be about a data file; a delete file is sorted by data file."""
+    """The row groups with positions of a data file, by their statistics: delete files are sorted by data file."""
     column = file.schema_arrow.names.index("file_path")
     found = []
     for group in range(file.num_row_groups):
@@ -559,7 +559,7 @@ def _is_name(column: str, text: str | None) -> bool:
 
 
 def _has(file: DataFile, field_id: int) -> bool:
-    """Whether the metadata of a file show that it has the column."""
+    """Whether the metadata prove the column to be in the file."""
     return any(known is not None and field_id in known for known in (file.value_counts, file.column_sizes))
 
 

@@ -170,7 +170,7 @@ def _hinted(found: Sequence[_Found], hint: str, url: str) -> list[_Found]:
 
 
 def read_metadata(access: TableAccess, uri: str) -> TableMetadata:
-    """Parse a metadata file; raises UsageError about a version of the format that pyiceberg cannot read."""
+    """Parse a metadata file; raises UsageError if its format is too new for pyiceberg."""
     data = access.read_all(uri)
     try:
         text = (gzip.decompress(data) if data.startswith(_GZIP) else data).decode()

@@ -32,7 +32,7 @@ OpenUrl = Callable[[str, OpenOptions], Source]
 
 
 def open_table(url: str, options: OpenOptions) -> Source:
-    """Open what is at ``url``: a table of a catalog, a directory with the log of a table, or else files.
+    """Open ``url``: a table of a catalog, a directory with the log of a table, or else files.
 
     With ``options.as_files`` a directory is never a table.
 
