@@ -159,12 +159,18 @@ def test_what_is_damaged_upstream_is_not_copied(upstream: Path, tmp_path: Path) 
     assert rows_of(tmp_path / "cache" / "current") == rows_of(upstream / "current")
 
 
-def test_a_chain_of_caches_is_as_private_as_its_source(lake: Path, tmp_path: Path) -> None:
-    lake.chmod(0o700)
+@pytest.mark.parametrize("later", [False, True])
+def test_a_chain_of_caches_is_as_private_as_its_source(later: bool, lake: Path, tmp_path: Path) -> None:
+    """Also if the source becomes private later: what is held is not more readable."""
+    lake.chmod(0o755 if later else 0o700)
     pqcache.sync(lake, tmp_path / "upstream")
     pqcache.sync(tmp_path / "upstream" / "current", tmp_path / "cache")
-    modes = {path.stat().st_mode & 0o077 for path in (tmp_path / "cache" / "current").rglob("*.parquet")}
-    assert modes == {0}
+    files = list((tmp_path / "cache" / "current").rglob("*.parquet"))
+    assert ({path.stat().st_mode & 0o077 for path in files} == {0}) is not later
+    lake.chmod(0o700)
+    pqcache.sync(tmp_path / "upstream")
+    pqcache.sync(tmp_path / "cache")
+    assert {path.stat().st_mode & 0o077 for path in files} == {0}
 
 
 @pytest.fixture
