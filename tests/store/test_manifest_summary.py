@@ -88,7 +88,8 @@ def test_nothing_to_do_needs_neither_manifest_nor_pyarrow(how: dict[str, object]
         "fetched_bytes": 0,
         "touched": [],
     }
-    for arguments in (["sync", str(cache)], ["sync", str(cache), "--dry-run"], ["sync", str(shop), str(cache), "-j1"]):
+    commands = [["sync", str(cache)], ["sync", str(cache), "--dry-run"], ["sync", str(shop), str(cache), "-j1"]]
+    for arguments in commands[: 1 if how else 3]:
         done = without_pyarrow([*arguments, "--json"])
         assert (done.returncode, done.stderr) == (0, "")
         summary = json.loads(done.stdout.splitlines()[-1])

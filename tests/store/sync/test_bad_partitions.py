@@ -155,7 +155,7 @@ def test_one_odd_object_does_not_stop_a_table(key: str, lake: Path, tmp_path: Pa
             pqcache.sync("s3://b/t", cache, options=s3.options)
         assert advice in refused.value.advice
         assert refused.value.advice.endswith(", or leave it out with --skip-bad (skip_bad=True)")
-        for _ in range(2):
+        for _ in range(2 if key == "dt=1" else 1):
             (skipped,) = pqcache.sync("s3://b/t", cache, options=s3.options, skip_bad=True).skipped
             assert (skipped.kept, cause in skipped.reason) == (False, True)
             assert values_of(cache) == {"dt=1": [1, 1], "dt=2": [2, 2]}

@@ -26,7 +26,7 @@ from tests.datasets import files_of, rows_of, shop_table, write_day, write_shop
 from tests.remote import STORES, Remote, make_remote
 
 
-@pytest.fixture(params=["file", *STORES])
+@pytest.fixture(params=STORES)
 def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Remote]:
     yield from make_remote(request.param, request, tmp_path)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal as D
+from functools import cache
 from itertools import permutations, product
 from pathlib import Path
 from typing import Any
@@ -187,6 +188,7 @@ PRIMITIVE = [
 def test_the_order_of_types_does_not_matter() -> None:
     """Nor how they are grouped: a cache knows the type that the files before have together, or that they clash."""
 
+    @cache
     def joined(a: pa.DataType | None, b: pa.DataType | None) -> pa.DataType | None:
         return None if a is None or b is None else joined_type(a, b)
 
