@@ -55,7 +55,7 @@ def test_marker(tmp_path: Path) -> None:
 
     for marker in lake.rglob("_SUCCESS"):
         marker.unlink()
-    with pytest.raises(pqcache.SourceIncomplete, match="has to wait") as error:
+    with pytest.raises(pqcache.SourceIncomplete, match="still wait for --marker or --settle") as error:
         pqcache.sync(str(lake), tmp_path / "other", marker="_SUCCESS")
     assert error.value.exit_code == 3
     assert pqcache.sync(cache, marker="").snapshot
@@ -77,7 +77,7 @@ def test_marker_above_the_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize("row_group_size", [None, 16 << 10])
 def test_settle(row_group_size: int | None, tmp_path: Path) -> None:
     lake, cache = lake_of(tmp_path)
-    with pytest.raises(pqcache.SourceIncomplete, match="has to wait"):
+    with pytest.raises(pqcache.SourceIncomplete, match="still wait for --marker or --settle"):
         pqcache.sync(str(lake), cache, settle=600)
     old = time.time() - 3600
     for path in lake.rglob("*.parquet"):

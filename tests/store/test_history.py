@@ -114,7 +114,7 @@ def test_a_run_that_cannot_remove_what_is_old_is_done(cache: Path, shop: Path, m
     with pytest.raises(pqcache.PqcacheError) as error:
         pqcache.sync(cache, keep=1)
     found = last(cache)
-    reason = "what is no longer needed was not removed: Operation not permitted"
+    reason = "old data could not be removed: Operation not permitted"
     assert f"{reason}; {found['snapshot']} is current all the same; check the cache's disk" in str(error.value)
     assert (found["command"], found["result"], found["published"], found["added"]) == ("sync", "done", True, 1)
     assert found["error"] == str(error.value)

@@ -243,7 +243,7 @@ def finish_run(run: CacheRun, result: RunResult) -> SyncReport:
         removed = _clean(run)
     except OSError as error:
         left = error_below(run.cache.path, error)
-        reason = f"what is no longer needed was not removed: {left.reason}; {report.snapshot} is current all the same"
+        reason = f"old data could not be removed: {left.reason}; {report.snapshot} is current all the same"
         left = PqcacheError(left.subject, reason, left.advice)
         run.record.end({**done, "error": str(left)}, run.config)
         raise left from error

@@ -170,7 +170,7 @@ def _warn_of_changes(run: CacheRun, published: bool) -> None:
     """Warn after a rollback, and of another source, also if none of the files of the one before was ever here."""
     on_event, remembered, before = run.options.on_event, run.remembered, run.previous_source
     if published and (was := rolled_back_from(run.cache.path, run.current)):
-        on_event(Warned(f"the cache was rolled back from {was}; what the source holds now is current again"))
+        on_event(Warned(f"the cache was rolled back from {was}; the source as it is now is current again"))
     if run.base is None and remembered is not None and remembered.source != run.config.source:
         before = redact(remembered.source)
     if before is not None:
@@ -387,7 +387,7 @@ def check_order(source: str, cache: str) -> None:
     if scheme is not None and is_local(source):
         subject, reason = f"{scheme[1]}://...", "a cache is a local directory"
     elif cache_at(source) is not None and os.path.isdir(cache) and cache_at(cache) is None:
-        subject, reason = source, f"is a pqcache, and {cache} is none"
+        subject, reason = source, f"is a pqcache, and {cache} is not"
     else:
         return
     raise UsageError(subject, reason, "are the two the wrong way round? It is 'pqcache sync SOURCE CACHE'")

@@ -282,7 +282,9 @@ def decide(
     if manifest is not None and not asked.force:
         _check_lost_files(plan, manifest, files, listing, asked)
     if not plan.directories:
-        reason = SourceIncomplete(asked.url, "every file there has to wait", "nothing was published")
+        reason = SourceIncomplete(
+            asked.url, "all files there still wait for --marker or --settle", "nothing was published"
+        )
         raise next(iter(_left_out(listing, findings).values()), reason)  # nothing that is skipped has an old version
     metadata = SnapshotMetadata(
         source=redact(config.source),

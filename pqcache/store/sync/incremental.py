@@ -385,5 +385,5 @@ def _compare(run: CacheRun, source: Source, listing: Listing, manifest: Manifest
     found = compare_content(source, listing.files, run.base, manifest.files, run.options)
     if found.differing:
         number = format_count(len(found.differing), "file")
-        run.options.on_event(Warned(f"{number} of equal size and time have other content, like {min(found.differing)}"))
+        run.options.on_event(Warned(f"{number} of equal size and time differ in content, like {min(found.differing)}"))
     return found

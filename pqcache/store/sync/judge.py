@@ -291,7 +291,7 @@ def _missing(rule: Rule, index: Index) -> Finding | None:
 
 
 def _unknown(rule: Rule, place: str, what: str, unknown: int, total: int) -> Finding:
-    reason = f"no sound {what} in {unknown:,} of {format_count(total, 'row group')}"
+    reason = f"no reliable {what} in {unknown:,} of {format_count(total, 'row group')}"
     return Finding(rule.text, place, reason, rule.level_of_unknown)
 
 

@@ -385,7 +385,7 @@ def list_source(
     _check_odd(odd, rules.skip_bad, bool(files))
     if not files:
         others = f" among its {len(found):,} files" if found else ""
-        raise SourceIncomplete(source.url, f"no Parquet file{others}", "check the URL and what wrote it")
+        raise SourceIncomplete(source.url, f"no Parquet file{others}", "check the URL and the job that writes there")
     links = source.second_names([file.path for file in files])
     files = without_links(source, files, links, on_event)
     partition_keys(file.path for file in files)  # raises

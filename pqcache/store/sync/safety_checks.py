@@ -170,7 +170,7 @@ def check_case(listing: Sequence[SourceFile], source: str, scratch: Path) -> Non
             if other != name and folds_case(scratch):
                 raise SourceError(
                     f"{source}/{name}",
-                    f"is one name with {other} on the cache's file system, which ignores case",
+                    f"is the same name as {other} on the cache's file system, which ignores case",
                     "nothing was published, rename one at the source or use another file system",
                 )
             name = parent(name)
@@ -213,8 +213,8 @@ def check_deletions(
         if shard and moved:
             raise SourceIncomplete(
                 shard,
-                f"{format_count(len(moved), 'file')} of the {total:,} in the snapshot would be other "
-                f"nodes', more than --max-delete {max_delete}",
+                f"{format_count(len(moved), 'file')} of the {total:,} in the snapshot would go to "
+                f"other nodes, more than --max-delete {max_delete}",
                 "nothing was published, say --force if that is meant",
             )
         raise SourceIncomplete(

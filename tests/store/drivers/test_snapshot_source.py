@@ -151,7 +151,7 @@ def test_what_is_damaged_upstream_is_not_copied(upstream: Path, tmp_path: Path) 
     content[100] ^= 1
     damaged.chmod(0o644)
     damaged.write_bytes(content)
-    with pytest.raises(SourceError, match=rf"{damaged.name}: is not what the manifest of its cache says.*--repair"):
+    with pytest.raises(SourceError, match=rf"{damaged.name}: differs from the manifest of its cache.*--repair"):
         pqcache.sync(upstream / "current", tmp_path / "cache")
     assert not (tmp_path / "cache" / "current").exists()
     pqcache.verify(upstream, deep=True, repair=True)

@@ -209,7 +209,7 @@ def test_what_is_damaged_is_not_copied(shop: Path, tmp_path: Path) -> None:
     damaged.chmod(0o644)
     damaged.write_bytes(content)
     with served(shop) as server:
-        with pytest.raises(SourceError, match=rf"{damaged.name}: is not what the manifest of its cache says.*--repair"):
+        with pytest.raises(SourceError, match=rf"{damaged.name}: differs from the manifest of its cache.*--repair"):
             pqcache.sync(server.urls["shop"], tmp_path / "copy")
         damaged.write_bytes(content[:-1])
         with pytest.raises(SourceError, match=rf"{damaged.name}.*it is damaged"):

@@ -155,7 +155,7 @@ def test_after_a_rollback_the_next_sync_publishes_the_source_and_says_so(lake: P
     report = pqcache.sync(cache, on_event=events.append)
     assert (report.published, days_in(cache)) == (True, 3)
     (said,) = [event.message for event in events if isinstance(event, Warned)]
-    assert said == f"the cache was rolled back from {third}; what the source holds now is current again"
+    assert said == f"the cache was rolled back from {third}; the source as it is now is current again"
     assert numbers(cache) == [1, 3, 4], "the one that was rolled back to is kept longer than those rolled back from"
     add_day(lake, 4)
     events.clear()

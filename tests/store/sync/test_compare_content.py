@@ -149,7 +149,7 @@ def test_content_is_compared_on_request(
     assert fetched == []
     if not how:
         assert plan.changed == 1
-        assert warnings == [f"1 file of equal size and time have other content, like {NAME}"]
+        assert warnings == [f"1 file of equal size and time differ in content, like {NAME}"]
         assert pqcache.verify(cache, compare="content").changed == (NAME,)
         assert cli.run(["verify", str(cache), "--compare", "content", "-q"]) == 1
     else:

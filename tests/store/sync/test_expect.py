@@ -145,7 +145,9 @@ def test_nulls_of_binary_columns_are_known_and_those_of_lists_are_not(tmp_path: 
     rules = ["nulls.image < 33%", "nulls.tokens = 0"]
     with pytest.raises(ContractNotMet) as caught:
         pqcache.sync(tmp_path / "lake", tmp_path / "cache", expect=rules)
-    error = "nulls.image < 33%: 1 of 3 rows (33.3%); nulls.tokens = 0: no sound null count in 1 of 1 row group; nothing"
+    error = (
+        "nulls.image < 33%: 1 of 3 rows (33.3%); nulls.tokens = 0: no reliable null count in 1 of 1 row group; nothing"
+    )
     assert error in str(caught.value)
 
 
@@ -257,11 +259,11 @@ def test_row_groups_without_statistics_are_counted(lake: Path, tmp_path: Path) -
     write(lake, "dt=2026-11-09", 10, first=10_000, write_statistics=False)
     write(lake, "dt=2026-11-09", 7, first=10_000, name="other")
     error = refusal(cache, expect=rules)
-    assert "nulls.price < 50%: dt=2026-11-09: no sound null count in 2 of 3 row groups; max(id) " in error
-    assert "max(id) rises: no sound maximum in 2 of 3 row groups; nothing was published" in error
+    assert "nulls.price < 50%: dt=2026-11-09: no reliable null count in 2 of 3 row groups; max(id) " in error
+    assert "max(id) rises: no reliable maximum in 2 of 3 row groups; nothing was published" in error
     assert {level for level, _, _ in found_in(cache, expect=[*rules, "unknown: warn"])} == {"warned"}
     write(lake, "dt=2026-11-10", 7, first=20_000)
-    assert "max(id) rises: no sound maximum before in 2 of 19 row groups" in refusal(cache, expect=rules)
+    assert "max(id) rises: no reliable maximum before in 2 of 19 row groups" in refusal(cache, expect=rules)
     write(lake, "dt=2026-11-10", 7, nulls=7)
     error = refusal(cache, expect=["nulls.price < 50%", "unknown: warn"])
     assert "nulls.price < 50%: dt=2026-11-10: 7 of 7 rows (100%)" in error

@@ -598,7 +598,7 @@ def _tables(source: SourceFooter, group: int, name: str, kept: npt.NDArray[np.bo
     if found != metadata.num_rows:
         raise ParquetError(
             name,
-            f"row group {group} of those fetched holds {found:,} rows, and {metadata.num_rows:,} in the footer",
+            f"fetched row group {group} has {found:,} rows, but {metadata.num_rows:,} by the footer",
             "fetch the file again",
         )
 

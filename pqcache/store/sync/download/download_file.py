@@ -211,7 +211,7 @@ def _download_version(transfer: _Transfer) -> Downloaded:
             transfer.advance(-file.identity.size)
             raise SourceError(
                 transfer.source.url_of(file.path),
-                "is not what the manifest of its cache says: it is damaged there",
+                "differs from the manifest of its cache: it is damaged there",
                 "nothing was published, run 'pqcache verify --repair' on the cache that it comes from",
             )
         return received

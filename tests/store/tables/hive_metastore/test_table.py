@@ -242,7 +242,7 @@ def test_marker_and_settle_are_as_for_a_directory(database: Database, tmp_path: 
     (tmp_path / "t" / "dt=0" / "_SUCCESS").touch()
     pqcache.sync(url, tmp_path / "cache", marker="_SUCCESS")
     assert sorted(held(tmp_path / "cache")) == ["dt=0"]
-    with pytest.raises(SourceIncomplete, match="every file there has to wait"):
+    with pytest.raises(SourceIncomplete, match="all files there still wait for --marker or --settle"):
         pqcache.sync(url, tmp_path / "young", settle="1h")
 
 
