@@ -39,6 +39,9 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d+)?Z")
 Rank = tuple[tuple[int, Decimal, str], ...]
 
 
+MIN_PARTS = 32  # a partition of at most this part of a node's share is not cut
+
+
 @dataclass(frozen=True)
 class Newest:
     """A parsed ``--newest``: a number of partitions, bytes at the source, or neither for FREE."""
@@ -178,9 +181,6 @@ def _rank_of(value: str | None) -> tuple[int, Decimal, str]:
     if _NUMBER.fullmatch(value):
         return (1, Decimal(value), "")
     return (2, Decimal(0), f"{value[:-1]}\0" if _TIME.fullmatch(value) else value)
-
-
-MIN_PARTS = 32  # a partition of at most this part of a node's share is not cut
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,9 @@ from pqcache.units import format_count
 log = logging.getLogger("pqcache.sync")
 
 
+_ROWS = "_rows.json"  # in a rewritten directory: the rows of each file it was made from
+
+
 def build_snapshot(
     run: CacheRun,
     plan: Plan,
@@ -416,9 +419,6 @@ def _entry(job: SnapshotJob, copy: Downloaded) -> FileEntry:
         recipe=recipe,
         checksum=copy.checksum,
     )
-
-
-_ROWS = "_rows.json"  # in a rewritten directory: the rows of each file it was made from
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,6 +30,11 @@ from pqcache.store.urls import quoted, redact
 from pqcache.system.disk import discard
 from pqcache.units import Stopwatch, format_count, parse_size
 
+_RECORDED = 100  # partitions that a record in the history names
+OFF = "off"
+_SLICE = 1.0  # seconds: after which a thread that waits looks at the timetable again
+_ENTRY = re.compile(r"([01]?\d|2[0-3]):([0-5]\d),(\S+)")
+
 
 class ByteCounter:
     """Passes events on, counts downloaded bytes, and slows the threads that download to a limit.
@@ -211,9 +216,6 @@ class SyncReport:
             raise error
 
 
-_RECORDED = 100  # partitions that a record in the history names
-
-
 def finish_run(run: CacheRun, result: RunResult) -> SyncReport:
     """Remove old snapshots and leftovers, and record the run in the history.
 
@@ -318,11 +320,6 @@ def _report(run: CacheRun, result: RunResult) -> SyncReport:
         expect=result.findings,
         candidate=None if result.candidate is None else result.candidate.id,
     )
-
-
-OFF = "off"
-_SLICE = 1.0  # seconds: after which a thread that waits looks at the timetable again
-_ENTRY = re.compile(r"([01]?\d|2[0-3]):([0-5]\d),(\S+)")
 
 
 class BandwidthLimit:

@@ -70,6 +70,9 @@ from pqcache.store.urls import check_url, is_local, is_secret, local_path, quote
 from pqcache.system.disk import limit_mode
 from pqcache.units import Stopwatch
 
+OPTION = "--new-source"
+SKIPPED, LATER = 5, 75  # exit codes of tables that got only a part of the new data, and that may succeed later
+
 
 @documented(SyncArguments, Remembered, SyncRun)
 def sync(
@@ -402,9 +405,6 @@ def check_apart(source: str, cache: Path) -> None:
             raise UsageError(cache, f"lies in its source {path}, or holds it", "name another directory")
 
 
-OPTION = "--new-source"
-
-
 def changed_source(
     cache: CacheDirectory, current: Snapshot | None, remembered: Config | None, config: Config, is_allowed: bool
 ) -> str | None:
@@ -495,9 +495,6 @@ def _readers(modes: Mapping[str, int]) -> Callable[[str], int]:
         return of_file.get(path, of_directory.get(parent(path), 0o444))
 
     return mode_of
-
-
-SKIPPED, LATER = 5, 75  # exit codes of tables that got only a part of the new data, and that may succeed later
 
 
 @dataclass(frozen=True)

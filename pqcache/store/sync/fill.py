@@ -90,6 +90,19 @@ from pqcache.units import format_size
 log = logging.getLogger("pqcache.sync")
 
 
+Ints = npt.NDArray[np.int64]
+_READ_AHEAD = 64 << 10  # bytes that are fetched to see a dictionary
+_SEEN = 16  # footers after which the next ones are expected to be about as long
+_LEAST_TAIL, _MOST_TAIL = 8 << 10, 1 << 20
+_WHOLE: Ints = np.zeros((0, 3), np.int64)
+RANGES = ".ranges"  # ends the name of a large file while ranges of it are missing
+_LOOK = 0.02  # seconds between looks at what readers want
+_REPORT = 0.5  # seconds between reports of what readers wait for
+_RANGE = 8 << 20  # bytes of a large file that one of several threads fetches at once
+_LARGE = 2 * _RANGE
+_OPEN_AGAIN = "open the dataset again when the source was copied anew"
+
+
 def fill_snapshot(run: CacheRun, plan: Plan, metadata: SnapshotMetadata, origin: Origin) -> RunResult:
     """Publish the files that ``plan`` fetches; readers may have them open meanwhile.
 
@@ -268,14 +281,6 @@ def _check_locks(job: SnapshotJob) -> None:
             raise UsageError("--fill", reason, "sync without it, or put the cache on a local disk")
 
 
-Ints = npt.NDArray[np.int64]
-
-_READ_AHEAD = 64 << 10  # bytes that are fetched to see a dictionary
-_SEEN = 16  # footers after which the next ones are expected to be about as long
-_LEAST_TAIL, _MOST_TAIL = 8 << 10, 1 << 20
-_WHOLE: Ints = np.zeros((0, 3), np.int64)
-
-
 @dataclass(frozen=True, kw_only=True)
 class _End:
     """The footer of a file as it will be here, its size, and where its bytes are at the source.
@@ -449,14 +454,6 @@ def _vanishing(source: Source, file: SourceFile) -> Iterator[None]:
         what = "vanished from" if isinstance(error, SourceNotFound) else "changed at"
         advice = "nothing was published, sync again when the source is complete"
         raise Vanished(file.path, f"{what} {source.url} while it was copied", advice) from error
-
-
-RANGES = ".ranges"  # ends the name of a large file while ranges of it are missing
-_LOOK = 0.02  # seconds between looks at what readers want
-_REPORT = 0.5  # seconds between reports of what readers wait for
-_RANGE = 8 << 20  # bytes of a large file that one of several threads fetches at once
-_LARGE = 2 * _RANGE
-_OPEN_AGAIN = "open the dataset again when the source was copied anew"
 
 
 class _Queue:

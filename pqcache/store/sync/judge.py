@@ -48,6 +48,10 @@ Values = frozenset[str] | None
 """The values as text; None if there are more than _MOST, or their type has no text."""
 
 
+_BY_INDEX = ("rows", "nulls", "max")  # kinds that need more than the paths of files
+_WITH_CURRENT = ("max", "new values")  # kinds that compare with the current snapshot
+
+
 def judged(run: CacheRun, built: Path, files: Sequence[FileEntry]) -> tuple[Finding, ...]:
     """Judge a snapshot before it is published by the rules of ``[expect]``; reports findings that only warn."""
     if not run.config.rules or run.command != "sync":
@@ -271,8 +275,6 @@ _JUDGES: Mapping[str, Callable[[Rule, Judged, Judged | None, Collection[str]], I
     "max": _judge_max,
     "new values": _judge_new_values,
 }
-_BY_INDEX = ("rows", "nulls", "max")  # kinds that need more than the paths of files
-_WITH_CURRENT = ("max", "new values")  # kinds that compare with the current snapshot
 
 
 def _index_of(judged: Judged) -> Index:

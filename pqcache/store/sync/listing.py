@@ -82,6 +82,14 @@ if TYPE_CHECKING:
 _FORMAT = 1
 
 
+_REPORTED = 1000  # files that are reported at once while they are listed
+_ROOTS, _THREADS = 32, 16  # directories that may be tables of their own: footers read, and at once
+_APART = "+"  # at the end of a digest that no other node has
+_MAGIC_SIZE = 4
+_TRIES = 4  # of a listing whose files change before they are looked into
+MAX_FILES = 10_000_000  # of a source, so that a listing without end is an error before the memory is full
+
+
 @dataclass(frozen=True, kw_only=True)
 class KnownListing:
     """The result of a listing.
@@ -204,14 +212,6 @@ def _file_key(url: str, file: SourceFile) -> str:
     identity = file.identity
     text = f"{url}\0{file.path}\0{identity.size} {identity.mtime_ns} {identity.tag}"
     return blake2b(text.encode(errors="surrogatepass"), digest_size=12).hexdigest()
-
-
-_REPORTED = 1000  # files that are reported at once while they are listed
-_ROOTS, _THREADS = 32, 16  # directories that may be tables of their own: footers read, and at once
-_APART = "+"  # at the end of a digest that no other node has
-_MAGIC_SIZE = 4
-_TRIES = 4  # of a listing whose files change before they are looked into
-MAX_FILES = 10_000_000  # of a source, so that a listing without end is an error before the memory is full
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,10 @@ _Located = TypeVar("_Located", SourceFile, FileEntry)
 _path = attrgetter("path")
 
 
+SUFFIX = ".parquet"
+_MAX_NAME = 255  # bytes of a file's name
+
+
 @dataclass(frozen=True)
 class Recipe:
     """How a snapshot's files are made from the source's: the part downloaded of each, and the rewriting.
@@ -388,10 +392,6 @@ def _difference(before: Identity, after: Identity) -> str:
 
 def _time(nanoseconds: int) -> str:
     return datetime.fromtimestamp(nanoseconds / 1e9, timezone.utc).isoformat(timespec="milliseconds")
-
-
-SUFFIX = ".parquet"
-_MAX_NAME = 255  # bytes of a file's name
 
 
 def cached_paths(paths: Iterable[str]) -> dict[str, str]:

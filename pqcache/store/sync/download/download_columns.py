@@ -66,6 +66,13 @@ _NULLS = 16 << 20  # bytes of nulls that are written at once
 _GAP = 64 << 10  # bytes that are cheaper to read and discard than to skip with another request
 
 
+_BATCH = 4 << 20  # Arrow bytes decoded at once, by an estimate
+_MAX_BATCH_ROWS = 32 << 10  # dictionaries can make the estimate far too low
+_ROW_GROUP = 32 << 20  # Arrow bytes encoded at once
+_COPY = 1 << 20  # bytes copied at once
+log = logging.getLogger("pqcache.sync")
+
+
 @dataclass(frozen=True, kw_only=True)
 class FileEnd:
     """The end of a remote file, read before any column.
@@ -400,14 +407,6 @@ def merged_ranges(ranges: Iterable[ByteRange]) -> Iterator[tuple[int, int, list[
         merged.append(byte_range)
     if merged:
         yield merged[0].offset, merged[-1].end - merged[0].offset, merged
-
-
-_BATCH = 4 << 20  # Arrow bytes decoded at once, by an estimate
-_MAX_BATCH_ROWS = 32 << 10  # dictionaries can make the estimate far too low
-_ROW_GROUP = 32 << 20  # Arrow bytes encoded at once
-_COPY = 1 << 20  # bytes copied at once
-
-log = logging.getLogger("pqcache.sync")
 
 
 def condition_schema(

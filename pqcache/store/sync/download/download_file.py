@@ -69,6 +69,12 @@ log = logging.getLogger("pqcache.sync")
 _of_thread = threading.local()
 
 
+Task = tuple[DirectoryPlan, SourceFile]
+T = TypeVar("T")
+R = TypeVar("R")
+_BATCH = 8  # files that a thread handles before it wakes the one that indexes them
+
+
 @dataclass(frozen=True, kw_only=True)
 class DownloadOptions:
     """How source files are downloaded.
@@ -352,14 +358,6 @@ def _footer(transfer: _Transfer, tail: bytes) -> tuple[pq.FileMetaData, pa.Schem
         return footer_in(local.data, url, size=local.size)
     except ParquetError as error:
         raise error.renamed(transfer.part, url) from error
-
-
-Task = tuple[DirectoryPlan, SourceFile]
-
-T = TypeVar("T")
-R = TypeVar("R")
-
-_BATCH = 8  # files that a thread handles before it wakes the one that indexes them
 
 
 @dataclass(frozen=True, kw_only=True)
