@@ -83,18 +83,6 @@ def test_pages_that_left_their_dictionary_count_as_they_are(tmp_path: Path) -> N
     assert exact < most < 1.2 * exact
 
 
-def test_what_a_snapshot_keeps_is_not_looked_at_again(tmp_path: Path) -> None:
-    path = lake(tmp_path / "lake", old=True)
-    pqcache.sync(path, tmp_path / "cache")
-    before = index_of(tmp_path / "cache")
-    write_without_sizes(TABLE.slice(0, ROWS), path / "2.parquet")
-    pqcache.sync(path, tmp_path / "cache")
-    after = index_of(tmp_path / "cache")
-    assert len(after) == 9
-    assert after.table.slice(0, 8).equals(before.table)
-    assert after.optional("text:decoded")[8] > 0
-
-
 def test_an_index_of_another_format_is_refused(tmp_path: Path) -> None:
     pqcache.sync(lake(tmp_path / "lake", old=False), tmp_path / "cache")
     path = tmp_path / "cache" / "current" / ROW_GROUPS

@@ -144,19 +144,6 @@ def test_current_is_a_plain_hive_directory(shop: Path, tmp_path: Path) -> None:
     assert sorted(frame["dt"].astype(str).unique()) == ["2026-11-01", "2026-11-02", "2026-11-03"]
 
 
-def test_a_damaged_local_file_is_fetched_again(shop: Path, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    sync(str(shop), cache)
-    victim = (cache / "current").resolve() / "dt=2026-11-02" / "part-00001.parquet"
-    victim.chmod(0o644)
-    os.truncate(victim, 100)
-    (victim.parent / "part-00002.parquet").unlink()
-    report, moved = sync(cache)
-    assert moved == {"dt=2026-11-02/part-00001.parquet", "dt=2026-11-02/part-00002.parquet"}
-    assert report.published
-    assert rows_of(cache / "current") == rows_of(shop)
-
-
 @pytest.mark.parametrize("name", ["files.arrow", "row_groups.arrow", "summary.json"])
 def test_damaged_metadata_is_made_anew(name: str, shop: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
@@ -232,22 +219,6 @@ def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
         sync(str(tmp_path / "shop"), tmp_path / "cache")
 
 
-def test_compacting_a_partition_is_no_loss(shop: Path, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    sync(str(shop), cache)
-    for day in range(1, 4):
-        for path in (shop / f"dt=2026-11-0{day}").glob("*.parquet"):
-            path.unlink()
-        pq.write_table(shop_table(day * 1000, 1200), shop / f"dt=2026-11-0{day}" / "compacted.parquet")
-    report, _ = sync(cache)
-    assert (report.added, report.removed) == (3, 9)
-    for day in (1, 2):
-        (shop / f"dt=2026-11-0{day}" / "compacted.parquet").unlink()
-    with pytest.raises(pqcache.SourceIncomplete, match="--force"):
-        sync(cache)
-    assert sync(cache, force=True)[0].removed == 2
-
-
 def test_an_empty_source_publishes_nothing(shop: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     sync(str(shop), cache)
@@ -273,17 +244,6 @@ def test_what_is_not_parquet_publishes_nothing(content: bytes, shop: Path, tmp_p
     with pytest.raises(pqcache.ParquetError, match=rf"dt=2026-11-02/part-00001\.parquet: {reason}"):
         sync(cache)
     assert os.readlink(cache / "current") == before
-
-
-def test_keep_leaves_that_many_snapshots(shop: Path, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    for version in range(5):
-        write_day(shop, "2026-11-01", files=1, seed=version)
-        sync(str(shop), cache, keep=3 if version else None)
-    snapshots = pqcache.Cache.open(cache).snapshots()
-    assert len(snapshots) == 3
-    assert snapshots[-1] == pqcache.Cache.open(cache).current()
-    assert [record["command"] for record in read_history(cache)] == ["sync"] * 5
 
 
 def test_options_and_secrets(shop: Path, tmp_path: Path) -> None:
