@@ -428,8 +428,8 @@ class Selection:
         None,
         WORD,
         SELECTION,
-        "Fetch only the newest partitions that fit, by their values: N of them, SIZE bytes at the source, or what the "
-        "disk of the cache has free. Older ones that are left out do not count as deleted.",
+        "Fetch only the newest partitions, by their values: N of them, as many as fit into SIZE bytes at the "
+        "source, or as many as fit on the disk of the cache. Older ones that are left out do not count as deleted.",
         empty="'' fetches all.",
         metavar="N|SIZE|free",
     )
@@ -437,8 +437,8 @@ class Selection:
         None,
         TEXT,
         SELECTION,
-        "Fetch only the share of node I of N, from 0/N on: complete files, about the same bytes for each node. "
-        "With another I or N, files that are left out count as deleted.",
+        "Fetch only the share of node I of N, counted from 0: whole files, about the same number of bytes for each "
+        "node. After a change of I or N, files of other shares count as deleted.",
         empty="'' fetches all.",
         metavar="I/N",
     )
@@ -450,8 +450,8 @@ class Selection:
         None,
         PAIRS,
         SELECTION,
-        "Types of partition columns: int, float, date, timestamp or text. Default: int if all values of the first "
-        "sync are integers without leading zeros, else text; kept from then on.",
+        "Types of partition columns: int, float, date, timestamp or text. Default: int if every value of the first "
+        "sync is an integer without leading zeros, otherwise text. Later syncs keep the type.",
         empty="'' infers them again.",
         metavar="NAME=TYPE,...",
     )
@@ -459,21 +459,21 @@ class Selection:
         False,
         FLAG,
         SELECTION,
-        "Take the Parquet files of a Delta, Iceberg, Hudi or transactional Hive table, of a Spark stream, or of "
-        "several tables, as they are, also those that a table does not count. Default: such a source is refused.",
+        "Take all Parquet files of a Delta, Iceberg, Hudi or transactional Hive table, of a Spark stream, or of "
+        "several tables as they are, including deleted and outdated ones. Default: refuse such a source.",
     )
     all_files: bool = remembered(
         False,
         FLAG,
         SELECTION,
-        "Take every file that is not hidden, whatever its name. Default: those that are Parquet by their suffix or, "
-        "without a suffix, by their content.",
+        "Take every file that is not hidden, whatever its name. Default: files with the suffix of Parquet, and files "
+        "without a suffix whose content is Parquet.",
     )
     version: str | None = remembered(
         None,
         WORD,
         SELECTION,
-        "Take this version of a Delta table, or the snapshot of an Iceberg table with this ID. Default: the newest.",
+        "The version of a Delta table, or the snapshot ID of an Iceberg table. Default: the newest.",
         empty="'' takes the newest again.",
         metavar="N",
     )
@@ -481,7 +481,7 @@ class Selection:
         None,
         WORD,
         SELECTION,
-        "Take the version that a Delta or Iceberg table had at this time, like 2026-11-01T04:00:00Z.",
+        "The version that a Delta or Iceberg table had at this time, like 2026-11-01T04:00:00Z.",
         empty="'' takes the newest again.",
         metavar="TIME",
     )
@@ -493,7 +493,7 @@ class RowGroupSize:
         None,
         SIZE,
         ROW_GROUPS,
-        "The largest row group in compressed bytes, like 128MB: files are repartitioned after they are fetched.",
+        "Repartition fetched files so that no row group has more compressed bytes than this, like 128MB.",
         low=1,
     )
 
@@ -507,42 +507,45 @@ class Safety:
         "50%",
         WORD,
         SAFETY,
-        "Publish nothing if more files than this, or a larger share of rows, would be deleted.",
+        "Publish nothing if more than N files, or P percent of the rows, would be deleted.",
         metavar="N|P%",
     )
     checksum: bool = remembered(
-        False, FLAG, SAFETY, "Compare every file with the store's checksum, if it has one. Costs CPU. Default: off."
+        False,
+        FLAG,
+        SAFETY,
+        "Compare every file with the store's checksum, if it has one, at the cost of some CPU time.",
     )
     skip_bad: bool = remembered(
         False,
         FLAG,
         SAFETY,
-        "Keep the old version of a partition whose new files are damaged, unreadable or have other types, and publish "
-        "the rest, with exit code 5. Default: nothing is published then.",
+        "If new files of a partition are damaged, unreadable or have other types, keep its old version and publish the "
+        "rest, with exit code 5. Default: publish nothing.",
     )
     time_units: Mapping[str, str] = remembered(
         NOTHING,
         PAIRS,
         SAFETY,
-        "Let the times of a column be in s, ms, us or ns, if all of them fit. Default: the finest of the first "
-        "night, and files in a finer unit are refused.",
-        empty="'' keeps the unit that they have had.",
+        "Store the times of a column in s, ms, us or ns, if all of them fit. Default: the finest unit of the first "
+        "sync; files in a finer unit are refused.",
+        empty="'' keeps the current unit.",
         metavar="COLUMN=UNIT,...",
     )
     ignore_case: bool = remembered(
         False,
         FLAG,
         SAFETY,
-        "Take columns, fields of structs and partition keys whose names differ only in case in different files as one, "
-        "under the first spelling. Default: they clash.",
+        "Treat columns, struct fields and partition keys whose names differ only in case as one, under the first "
+        "spelling. Default: refuse them.",
     )
     expect: tuple[str, ...] = remembered(
         (),
         RULES,
         SAFETY,
-        "A rule that new data have to meet, such as 'nulls.price < 1%' or 'rows per dt within 30% of the last 7'. If "
-        "one is not met, nothing is published, with exit code 6; ': warn' at its end only warns.",
-        empty="'' removes all.",
+        "A rule for new data, such as 'nulls.price < 1%' or 'rows per dt within 30% of the last 7'. If a rule fails, "
+        "nothing is published, with exit code 6; with ': warn' at its end it only warns.",
+        empty="'' removes all rules.",
     )
 
 
@@ -575,12 +578,15 @@ class Rewriting:
         None,
         TEXT,
         ROW_GROUPS,
-        "zstd, zstd:LEVEL (1 to 22), lz4, snappy, none, or keep for the codec of each column. Default: lz4.",
+        "zstd, zstd:LEVEL (1 to 22), lz4, snappy, none, or keep to keep the codec of each column. Default: lz4.",
         metavar="CODEC",
         completes="codec",
     )
     compat: bool = remembered(
-        False, FLAG, ROW_GROUPS, "Write for old readers: no DELTA, no BYTE_STREAM_SPLIT, and snappy."
+        False,
+        FLAG,
+        ROW_GROUPS,
+        "Write files that old readers understand: snappy, without DELTA and BYTE_STREAM_SPLIT encodings.",
     )
     keep_int96: bool = remembered(False, FLAG, ROW_GROUPS, "Keep INT96 timestamps as INT96.")
     shuffle: int | None = remembered(
@@ -598,7 +604,7 @@ class Remembered(Rewriting, Store, Safety, RowGroupSize, Selection):
         PAIRS,
         ROW_GROUPS,
         'The dense columns with type and length, like tokens = "uint16[512]". An empty table converts all of them back '
-        "into lists.",
+        "to lists.",
     )
     keys: tuple[str, ...] = remembered((), NAMES, KEYS, "The columns with a key index in each new snapshot.")
 
@@ -614,11 +620,11 @@ class Run:
         None,
         WORD,
         NETWORK,
-        "Limit the bandwidth, in bytes a second like 100MB, or by the time of day: '08:00,10M 19:00,off'.",
+        "Limit the bandwidth to bytes per second, like 100MB, or by the time of day: '08:00,10M 19:00,off'.",
         metavar="RATE",
     )
     wait: float = option(
-        0.0, DURATION, EXECUTION, "How long to wait for another run to end, like 10m. Default: exit code 75 at once."
+        0.0, DURATION, EXECUTION, "Wait this long for another run to end, like 10m. Default: exit code 75 at once."
     )
     dry_run: bool = option(False, FLAG, EXECUTION, "Show the plan and change nothing.")
 
@@ -627,7 +633,7 @@ class Shared:
     """Options that several commands have, each for one run."""
 
     cache = argument("CACHE", "The cache: a path, or its name in $PQCACHE_ROOT.", completes="cache")
-    snapshot = argument("SNAPSHOT", "Its ID, its number, like 7, or the name of its pin.", completes="snapshot")
+    snapshot = argument("SNAPSHOT", "The snapshot: its ID, its number, like 7, or its pin.", completes="snapshot")
     options = option(
         NOTHING, SETTINGS, STORE, "An option of the store, like endpoint=http://host:9000.", flag="--option", short="-o"
     )
@@ -635,12 +641,14 @@ class Shared:
         False,
         FLAG,
         SELECTION,
-        "Take the Parquet files of a Delta, Iceberg, Hudi or transactional Hive table, of a Spark stream, or of "
-        "several tables, as they are.",
+        "Take all Parquet files of a Delta, Iceberg, Hudi or transactional Hive table, of a Spark stream, or of "
+        "several tables as they are.",
     )
     all_files = option(False, FLAG, SELECTION, "Take every file that is not hidden, whatever its name.")
-    filters = option(None, TEXT, SELECTION, "Condition on the rows, as ParquetDataset(filters=).", metavar="CONDITION")
-    json = option(False, FLAG, OUTPUT, "Write one JSON object per event, and a summary at the end.", scope=SHELL)
+    filters = option(
+        None, TEXT, SELECTION, "Condition on the rows, like ParquetDataset(filters=).", metavar="CONDITION"
+    )
+    json = option(False, FLAG, OUTPUT, "Write one JSON object per event and a summary at the end.", scope=SHELL)
     quiet = option(False, FLAG, OUTPUT, "Print errors only.", scope=SHELL, short="-q")
 
 
@@ -648,38 +656,37 @@ class Shared:
 class SyncRun(Run):
     """Options of one sync, beside those that the cache remembers."""
 
-    force: bool = option(False, FLAG, SAFETY, "Publish although more than --max-delete allows is deleted.")
+    force: bool = option(False, FLAG, SAFETY, "Publish even if more is deleted than --max-delete allows.")
     compare: str = option(
         IDENTITY,
         choice(IDENTITY, CONTENT),
         SAFETY,
-        "How unchanged files are recognized: by size, time and tag, or also by their bytes or the store's MD5.",
+        "How to recognize unchanged files: by size, time and tag, or also by their bytes or the store's MD5.",
     )
     new_source: bool = option(
         False,
         FLAG,
         SAFETY,
-        "Make the cache a copy of another source than before, as when a table has moved. Default: another source is "
-        "refused.",
+        "Accept another source than before, for example if a table has moved. Default: refuse it.",
     )
     retries: int | None = option(
-        None, COUNT, STORE, "How many tries in a row may fail. Default: as many as --retry-for allows.", low=0
+        None, COUNT, STORE, "How many retries in a row may fail. Default: as many as --retry-for allows.", low=0
     )
     retry_for: float | None = option(
         None,
         DURATION,
         STORE,
-        "How long a transient failure is retried, then exit code 75. Default: 10m; a few seconds for the first contact "
-        "of a new cache.",
+        "How long to retry transient failures before exit code 75. Default: 10m, or a few seconds for the first "
+        "contact of a new cache.",
     )
     timeout: float = option(
-        TIMEOUT, DURATION, STORE, "How long a server may send nothing before it counts as unavailable.", low=0.1
+        TIMEOUT, DURATION, STORE, "How long a server may stay silent before it counts as unavailable.", low=0.1
     )
     fill: bool = option(
         False,
         FLAG,
         EXECUTION,
-        "Let readers open the first copy while it arrives, and fetch first what they want. Without effect where the "
+        "Let readers open the first copy while it arrives, and fetch first what they need. Has no effect once the "
         "cache has a snapshot.",
     )
     jobs: int = option(8, COUNT, EXECUTION, "Files fetched in parallel.", short="-j", low=1)
@@ -719,24 +726,26 @@ class SyncCommand:
         flag="--all",
     )
     on_success = option(
-        None, TEXT, EXECUTION, "Shell command to run after a sync that was done.", scope=SHELL, metavar="COMMAND"
+        None, TEXT, EXECUTION, "Shell command to run after a successful sync.", scope=SHELL, metavar="COMMAND"
     )
     on_failure = option(
-        None, TEXT, EXECUTION, "Shell command to run after a sync that failed.", scope=SHELL, metavar="COMMAND"
+        None, TEXT, EXECUTION, "Shell command to run after a failed sync.", scope=SHELL, metavar="COMMAND"
     )
     metrics = option(
         None,
         PATH,
         OUTPUT,
-        "Write the results for Prometheus, as node_exporter's textfile collector reads them.",
+        "Write metrics for the textfile collector of Prometheus' node_exporter.",
         scope=SHELL,
     )
-    verbose = option(False, FLAG, OUTPUT, "Name all partitions that change.", scope=SHELL)
+    verbose = option(False, FLAG, OUTPUT, "List all partitions that change.", scope=SHELL)
 
 
 class Repartition:
     source = argument("SOURCE", "A cache, a directory or a URL.", completes="cache")
-    dest = argument("DEST", "A new path, hdfs://, s3://, gs:// or az:// URL. Absent: rewrite the cache.", default=None)
+    dest = argument(
+        "DEST", "A new path, or an hdfs://, s3://, gs:// or az:// URL. Without it, rewrite the cache.", default=None
+    )
     row_group_size = option(
         None,
         SIZE,
@@ -750,11 +759,11 @@ class Repartition:
         COLUMNS,
         ROW_GROUPS,
         "Store lists of one length as fixed-length bytes, which read faster. 'auto' proposes columns, "
-        "'none' converts all back to lists.",
+        "'none' converts all of them back to lists.",
         scope=REMEMBERED,
     )
-    narrow = option(False, FLAG, ROW_GROUPS, "With --dense: the smallest integer type that holds every value.")
-    align = option(None, choice("block"), DESTINATION, "Put no row group of DEST across an HDFS block boundary.")
+    narrow = option(False, FLAG, ROW_GROUPS, "With --dense: use the smallest integer type that holds every value.")
+    align = option(None, choice("block"), DESTINATION, "Let no row group of DEST cross the boundary of an HDFS block.")
     block_size = option(
         None, SIZE, DESTINATION, "Block size of DEST. Default: 128MB with --align, else that of the cluster."
     )
@@ -774,15 +783,15 @@ class Inspect:
         None,
         SIZE,
         VIEW,
-        "Size that row groups are compared with. Default: the row-group size of a cache, the block size on HDFS, else "
-        "128MB.",
+        "The size to compare row groups with. Default: the row-group size of a cache, the block size on HDFS, "
+        "or 128MB.",
         low=1,
     )
     partitions = option(False, FLAG, VIEW, "Show all partitions.", scope=SHELL)
-    columns = option(False, FLAG, VIEW, "Show all columns and nothing else.", scope=SHELL)
+    columns = option(False, FLAG, VIEW, "Show only the columns, all of them.", scope=SHELL)
     schema = option(False, FLAG, VIEW, "Show column names and types.", scope=SHELL)
     files = option(False, FLAG, VIEW, "Show the files, each with its largest row group.", scope=SHELL)
-    row_groups = option(False, FLAG, VIEW, "Show the row groups; '!' marks those over the size.", scope=SHELL)
+    row_groups = option(False, FLAG, VIEW, "Show the row groups; '!' marks those above the size.", scope=SHELL)
     sample = option(None, COUNT, VIEW, "Show the first N rows of a local dataset.", low=1, scope=SHELL)
     diff = option(
         None, TWO, VIEW, "Show the difference between two snapshots of a cache.", metavar="OLD NEW", scope=SHELL
@@ -797,57 +806,60 @@ class Rows:
     target = argument("TARGET", "A cache, a directory or a file.", completes="cache")
     proofs = argument("FILE", "With --prove: JSON files of loader.proof() or its states, of all ranks.", PATHS, None)
     state = option(
-        None, PATH, SELECTION, "A JSON file with a state that the training saved: json.dumps(loader.state_dict())."
+        None, PATH, SELECTION, "A JSON file with a saved state of the training: json.dumps(loader.state_dict())."
     )
     batch = option(None, COUNT, SELECTION, "The number of the batch in its epoch, counted over all ranks: batch.index.")
     last = option(
-        None, COUNT, SELECTION, "In place of --batch: the last N batches before the state, of all ranks.", low=1
+        None, COUNT, SELECTION, "Instead of --batch: the last N batches before the state, of all ranks.", low=1
     )
     prove = option(
         False,
         FLAG,
         SELECTION,
-        "In place of --state: say whether the epoch of the proofs in the files had every row exactly once. Ends with "
-        "exit code 1 if not.",
+        "Instead of --state: check that the epoch of the proofs in the files had every row exactly once; exit code "
+        "1 if not.",
     )
     epoch = option(None, COUNT, SELECTION, "The epoch of the batch. Default: that of the state.", low=0)
     split = option(
         None,
         TEXT,
         SELECTION,
-        "The split of the training, like user:0.0:0.9; :SALT may follow. No KEY for single rows.",
+        "The split of the training, like user:0.0:0.9, or with a salt user:0.0:0.9:SALT. Without a KEY, rows "
+        "are split.",
         metavar="KEY:LOW:HIGH",
     )
     weights = option(None, TEXT, SELECTION, "The column of weights of the training.", metavar="COLUMN")
     balance = option(None, TEXT, SELECTION, "The column that the training balances.", metavar="COLUMN")
     sample_share = option(
-        None, NUMBER, SELECTION, "The share of the rows that the training samples: its sample=.", metavar="SHARE"
+        None, NUMBER, SELECTION, "The share of rows that the training samples, its sample=.", metavar="SHARE"
     )
-    limit = option(None, COUNT, SELECTION, "The rows that the training takes at most: its limit=.")
+    limit = option(None, COUNT, SELECTION, "The most rows that the training takes, its limit=.")
     pack = option(
         None,
         TEXT,
         SELECTION,
-        "How the training packs, like tokens:4096; fields follow the column, as in tokens,labels:4096, and :best_fit "
-        "the length.",
+        "How the training packs, like tokens:4096, with fields tokens,labels:4096, or with best-fit "
+        "tokens:4096:best_fit.",
         metavar="COLUMN:LENGTH",
     )
-    sample = option(False, FLAG, VIEW, "Read the rows, and show their values.")
-    columns = option(None, NAMES, VIEW, "Only the values of these columns.")
-    json = option(False, FLAG, OUTPUT, "Write one JSON object per row, or for --prove.", scope=SHELL)
+    sample = option(False, FLAG, VIEW, "Read the rows and show their values.")
+    columns = option(None, NAMES, VIEW, "Show only these columns.")
+    json = option(False, FLAG, OUTPUT, "Write one JSON object per row, or one for --prove.", scope=SHELL)
 
 
 class Verify:
     deep = option(False, FLAG, CHECKS, "Also compare checksums, decode every page, and check the statistics.")
-    source = option(False, FLAG, CHECKS, "Also list files that have changed at the source.")
+    source = option(False, FLAG, CHECKS, "Also report files that have changed at the source.")
     compare = option(
         IDENTITY,
         choice(IDENTITY, CONTENT),
         CHECKS,
         "How --source compares files: by size, time and tag, or also by content, which implies --source.",
     )
-    engine = option(None, choice("fastparquet"), CHECKS, "Also compare every value with fastparquet's. Implies --deep.")
-    repair = option(False, FLAG, CHECKS, "Fetch damaged files again, into a new snapshot.")
+    engine = option(
+        None, choice("fastparquet"), CHECKS, "Also compare every value with what fastparquet reads. Implies --deep."
+    )
+    repair = option(False, FLAG, CHECKS, "Fetch damaged files again and publish a new snapshot.")
     jobs = option(None, COUNT, EXECUTION, "Reading processes. Default: one per core.", short="-j", low=1)
 
 
@@ -864,16 +876,20 @@ class Bench:
     columns = option(None, NAMES, SELECTION, "Columns to read. Default: all.")
     batch_size = option(256, COUNT, EXECUTION, "Rows per batch.", low=1)
     memory = option(
-        "2GB", WORD, EXECUTION, "Memory for decoded row groups, as ParquetDataset(memory=).", metavar="SIZE"
+        "2GB", WORD, EXECUTION, "Memory for decoded row groups, like ParquetDataset(memory=).", metavar="SIZE"
     )
-    workers = option(None, COUNTS, EXECUTION, "Numbers of DataLoader workers. Default: 0, 1, 2, 4 ... cores.")
+    workers = option(None, COUNTS, EXECUTION, "Numbers of DataLoader workers to try. Default: 0, 1, 2, 4 ... cores.")
     seconds = option(2.0, DURATION, EXECUTION, "How long to measure each setting.", low=0.01)
     json = option(False, FLAG, OUTPUT, "Write one JSON object.", scope=SHELL)
 
 
 class Gc:
     keep = option(
-        None, COUNT, SAFETY, "Snapshots to keep, including the current one. Default: as the cache remembers.", low=1
+        None,
+        COUNT,
+        SAFETY,
+        "Snapshots to keep, including the current one. Default: the number that the cache remembers.",
+        low=1,
     )
     older_than = option(0.0, DURATION, SAFETY, "Remove only snapshots older than this, like 48h.")
 
@@ -901,7 +917,7 @@ class Root:
 class Remove:
     name = argument("NAME", "The cache's name, or its path.", completes="place")
     force = option(
-        False, FLAG, SAFETY, "Do not ask, and also if it has readers, pinned snapshots, or other files in it."
+        False, FLAG, SAFETY, "Do not ask, and remove it even if it has readers, pinned snapshots or other files."
     )
     yes = option(False, FLAG, SAFETY, "Do not ask.", short="-y")
     json = option(False, FLAG, OUTPUT, "Write JSON.", scope=SHELL)
@@ -919,7 +935,7 @@ class Status:
         None,
         DURATION,
         None,
-        "End with exit code 1 if the data of a cache is older than this, like 30h, or a declared table has none.",
+        "Exit with code 1 if the data of a cache is older than this, like 30h, or a declared table has no data.",
     )
     json = option(False, FLAG, None, "Write one JSON object per cache.", scope=SHELL)
 
@@ -930,35 +946,35 @@ class Serve:
         "127.0.0.1",
         TEXT,
         NETWORK,
-        "The address to listen on. One that other machines can reach needs a token.",
+        "The address to listen on. An address that other machines can reach requires a token.",
         metavar="ADDRESS",
     )
-    port = option(8700, COUNT, NETWORK, "The port; 0 for any that is free.", low=0)
+    port = option(8700, COUNT, NETWORK, "The port, or 0 for any free one.", low=0)
     token_file = option(
         None,
         PATH,
         NETWORK,
-        "A file with the token that clients need. Default: the variable PQCACHE_TOKEN, or no token.",
+        "A file with the token that clients must send. Default: the variable PQCACHE_TOKEN, or no token.",
     )
-    connections = option(256, COUNT, NETWORK, "How many clients are served at once.", low=1)
+    connections = option(256, COUNT, NETWORK, "The most clients to serve at once.", low=1)
 
 
 class Pin:
-    name = option(None, TEXT, SAFETY, "The name by which it can be opened.", metavar="NAME")
+    name = option(None, TEXT, SAFETY, "A name to open the snapshot by.", metavar="NAME")
 
 
 class Rollback:
     snapshot = argument(
-        "SNAPSHOT", "Its ID, its number, like 7, or the name of its pin.", default=None, completes="snapshot"
+        "SNAPSHOT", "The snapshot: its ID, its number, like 7, or its pin.", default=None, completes="snapshot"
     )
     hold = option(
         False,
         FLAG,
         SAFETY,
-        "Publish nothing until --release; syncs make a candidate. Without SNAPSHOT, stay at the current one.",
+        "Publish nothing until --release: syncs only prepare a candidate. Without SNAPSHOT, stay at the current one.",
     )
     release = option(False, FLAG, SAFETY, "Publish the candidate, if there is one, and end --hold.")
-    accept = option(False, FLAG, SAFETY, "As --release, also if the candidate is not what was expected.")
+    accept = option(False, FLAG, SAFETY, "Like --release, even if the candidate does not meet the rules.")
 
 
 class Snapshots:
@@ -968,14 +984,14 @@ class Snapshots:
 class Demo:
     directory = argument(
         "DIRECTORY",
-        "Where it leaves its files: new, empty, or left by an earlier demo.",
+        "Where to leave its files: a new or empty directory, or one of an earlier demo.",
         PATH,
         default=Path("pqcache-demo"),
     )
 
 
 class Help:
-    command = argument("COMMAND", "A command. Absent: all commands.", default=None, completes="command")
+    command = argument("COMMAND", "A command. Without it, list all commands.", default=None, completes="command")
 
 
 PLAIN = ("json", "quiet")
