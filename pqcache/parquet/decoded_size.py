@@ -239,17 +239,14 @@ def _size_of_chunk(
     if leaf.width:
         return DecodedSize(other, other)
     if stated is None and not _may_repeat(chunk):
-        lengths = _END * (values - nulls) if nulls is not None and not leaf.lists and _is_plain(chunk) else 0
+        lengths = 0
+        if nulls is not None and not leaf.lists and _PLAIN.issuperset(chunk.encodings):
+            lengths = _END * (values - nulls)  # each text is preceded by its length
         stated = max(0, chunk.total_uncompressed_size - lengths)
     if stated is not None:
         return DecodedSize(other + stated, other + stated)
     texts = _UNKNOWN if read is None else _texts(chunk, leaf, values - (nulls or 0), read, follow)
     return DecodedSize(*(None if size is None else size + other for size in texts))
-
-
-def _is_plain(chunk: pq.ColumnChunkMetaData) -> bool:
-    """Whether each text is stored behind its length."""
-    return _PLAIN.issuperset(chunk.encodings)
 
 
 def _texts(chunk: pq.ColumnChunkMetaData, leaf: _Leaf, values: int, read: Read, follow: bool) -> DecodedSize:

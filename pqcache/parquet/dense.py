@@ -64,16 +64,13 @@ def parse_dense(text: str) -> Dense:
 
 def item_dtype(kind: pa.DataType) -> str | None:
     """numpy's name for the items of a list of numbers, None for any other type."""
-    if isinstance(kind, pa.BaseExtensionType) or not _is_list(kind):
+    is_list = pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind)
+    if isinstance(kind, pa.BaseExtensionType) or not is_list:
         return None
     item = kind.value_type
     if not (pt.is_integer(item) or pt.is_floating(item)):
         return None
     return str(numpy_dtype(item).name)
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind))
 
 
 def dense_of(field: pa.Field) -> Dense | None:

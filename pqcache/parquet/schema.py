@@ -152,9 +152,9 @@ def _merged_field(a: pa.Field | None, b: pa.Field | None) -> pa.Field:
     if a is None or b is None:
         return _optional(b if a is None else a)
     try:
-        kind = _merged_type(a.type, b.type)
-        if a.type != b.type and not (dense_of(a) is dense_of(b) is None):
+        if dense_of(a) != dense_of(b):
             raise _Differ("", a.type, b.type)
+        kind = _merged_type(a.type, b.type)
     except _Differ as error:
         raise _Differ(f".{a.name}{error.path}", *error.types, names=error.names) from None
     field = a.with_type(kind).with_nullable(a.nullable or b.nullable or pt.is_null(a.type) or pt.is_null(b.type))
@@ -409,7 +409,7 @@ def merge_schemas(
         fields = []
         for known, new in pairs:
             try:
-                fields.append(_merged_column(known, new))
+                fields.append(_merged_field(known, new))
             except _Differ as error:
                 assert known is not None
                 assert new is not None
@@ -430,12 +430,6 @@ def merge_schemas(
 def _place(column: str, first: str, origin: Mapping[str, str], owner: Callable[[str], str] | None) -> str:
     """An earlier file that has the column."""
     return owner(column) if owner is not None and origin[column] == first else origin[column]
-
-
-def _merged_column(a: pa.Field | None, b: pa.Field | None) -> pa.Field:
-    if a is not None and b is not None and dense_of(a) != dense_of(b):
-        raise _Differ("", a.type, b.type)
-    return _merged_field(a, b)
 
 
 def _clash(path: str, other: str, known: pa.Field, new: pa.Field, differ: _Differ, others: Sequence[str]) -> TypeClash:

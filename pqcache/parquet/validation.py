@@ -222,16 +222,6 @@ def _row_groups(data: bytes, at: int, file: _File) -> int:
     return at
 
 
-def _file_rows(data: bytes, at: int, file: _File) -> int:
-    file.rows, at = read_integer(data, at)
-    return at
-
-
-def _group_rows(data: bytes, at: int, file: _File) -> int:
-    file.group_rows, at = read_integer(data, at)
-    return at
-
-
 def _chunks(data: bytes, at: int, file: _File) -> int:
     columns = file.known.columns
     count, kind, at = items_at(data, at)
@@ -269,6 +259,17 @@ def _chunk(data: bytes, at: int, rules: _ColumnRules, file: _File) -> int:
 def _elsewhere(data: bytes, at: int, chunk: _ChunkNumbers) -> int:
     chunk.elsewhere = True
     return skip_value(data, at, BINARY, 0)
+
+
+def _put(name: str) -> Check:
+    """A check that sets an attribute."""
+
+    def check(data: bytes, at: int, about: object) -> int:
+        number, at = read_integer(data, at)
+        setattr(about, name, number)
+        return at
+
+    return check
 
 
 def _number(number: int) -> Check:
@@ -314,26 +315,18 @@ def _unencoded(data: bytes, at: int, chunk: _ChunkNumbers) -> int:
     return skip_value(data, at, I64, 0)
 
 
-def _repetitions(data: bytes, at: int, chunk: _ChunkNumbers) -> int:
-    return _histogram(data, at, chunk.rules.repetitions)
+def _histogram(of: str) -> Check:
+    def check(data: bytes, at: int, chunk: _ChunkNumbers) -> int:
+        levels = getattr(chunk.rules, of)
+        count, kind, at = items_at(data, at)
+        _expect(kind, I64, count)
+        if count not in (0, levels):
+            raise ValueError(f"a histogram of {count:,} levels instead of {levels}")
+        for _ in range(count):
+            at = skip_value(data, at, I64, 0)
+        return at
 
-
-def _definitions(data: bytes, at: int, chunk: _ChunkNumbers) -> int:
-    return _histogram(data, at, chunk.rules.definitions)
-
-
-def _histogram(data: bytes, at: int, levels: int) -> int:
-    count, kind, at = items_at(data, at)
-    _expect(kind, I64, count)
-    if count not in (0, levels):
-        raise ValueError(f"a histogram of {count:,} levels where there are {levels}")
-    if data[at : at + count].isascii():  # each number is one byte
-        return at + count
-    for _ in range(count):
-        while data[at] > 127:
-            at += 1
-        at += 1
-    return at
+    return check
 
 
 def _encrypted(data: bytes, at: int, about: object) -> int:
@@ -364,14 +357,14 @@ def _twice(data: bytes, at: int, about: object) -> int:
 
 _FILE = {
     key(2, LIST): _twice,
-    key(3, I64): _file_rows,
+    key(3, I64): _put("rows"),
     key(4, LIST): _row_groups,
     key(5, LIST): _list_of(STRUCT),
     key(7, LIST): _list_of(STRUCT),
 }
-_GROUP = {key(1, LIST): _chunks, key(3, I64): _group_rows, key(4, LIST): _list_of(STRUCT)}
+_GROUP = {key(1, LIST): _chunks, key(3, I64): _put("group_rows"), key(4, LIST): _list_of(STRUCT)}
 _STATISTICS = {key(number, BINARY): _extreme for number in (1, 2, 5, 6)}
-_SIZES = {key(1, I64): _unencoded, key(2, LIST): _repetitions, key(3, LIST): _definitions}
+_SIZES = {key(1, I64): _unencoded, key(2, LIST): _histogram("repetitions"), key(3, LIST): _histogram("definitions")}
 _COLUMN = {
     key(1, I32): _type,
     key(2, LIST): _list_of(I32),

@@ -127,7 +127,7 @@ def levels(count: int) -> tuple[int, t.Items]:
 ENDING = {
     name: (of_chunk(column, change, 1), said)
     for name, (column, change, said) in {
-        "definition levels": ("i", of_sizes(3, levels(3)), "a histogram of 3 levels where"),
+        "definition levels": ("i", of_sizes(3, levels(3)), "a histogram of 3 levels instead"),
         "repetition levels": ("l", of_sizes(2, levels(4)), "histogram"),
         "byte arrays": ("i", of_sizes(1, (t.I64, 7)), "byte arrays"),
         "another type": ("i", lambda meta: meta.update({1: (t.I32, 1)}), "type 1"),

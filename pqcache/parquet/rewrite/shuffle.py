@@ -57,7 +57,8 @@ def shuffle_rows(
             if rows := item.table.num_rows:
                 ratios.append((item.ratios, rows))
                 numbers = np.asarray(item.numbers, np.int64)
-                yield _with_keys(dictionaries.coded(item.table), draw(rows), numbers)
+                table = dictionaries.coded(item.table).append_column("key", pa.array(draw(rows)))
+                yield table.append_column("number", pa.array(numbers))
             done = item.done
 
     try:
@@ -96,10 +97,6 @@ def _again(seed: int, before: int, rows: int) -> Callable[[int], Keys]:
 
 
 # ---- Tables whose last two columns are the keys and numbers of rows
-
-
-def _with_keys(table: pa.Table, keys: Keys, numbers: npt.NDArray[np.int64]) -> pa.Table:
-    return table.append_column("key", pa.array(keys)).append_column("number", pa.array(numbers))
 
 
 def _keys(table: pa.Table) -> Keys:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import numpy as np
@@ -14,19 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import pqcache
-from pqcache.parquet.rewrite.directory import rewrite_directory
-from pqcache.parquet.rewrite.options import RewriteOptions
-from pqcache.parquet.rewrite.writer import RewriteResult
-
-KB = 1 << 10
-LIMIT = 32 * KB
-
+from tests.parquet.rewrite.rewriting import KB, rewrite
 
 # ---- INT96
-
-
-def rewrite(sources: list[Path], target: Path, size: int = 64 * KB, **options: Any) -> RewriteResult:
-    return rewrite_directory(sources, target, RewriteOptions(row_group_size=size, **options))
 
 
 def physical_types(path: Path) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import duckdb
@@ -14,7 +13,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import pqcache
-from pqcache.parquet.rewrite.decode import RowBatch
 from pqcache.parquet.rewrite.directory import rewrite_directory
 from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.parquet.rewrite.shuffle import shuffle_rows
@@ -22,16 +20,10 @@ from pqcache.store.config import read_config
 from tests.datasets import files_of, rows_of, write_day, write_shop
 from tests.examples import examples
 from tests.parquet.rewrite.rewriting import rewrite_80_mb
+from tests.parquet.rewrite.test_writer import batches_of
 
 KB = 1 << 10
 LIMIT = 32 * KB
-
-
-def batches_of(table: pa.Table, rows: int) -> Iterator[RowBatch]:
-    for first in range(0, table.num_rows, rows):
-        part = table.slice(first, rows)
-        end = first + part.num_rows
-        yield RowBatch(table=part, ratios=np.ones(table.num_columns), numbers=range(first, end), done=end)
 
 
 def ids_of(directory: Path) -> list[int]:
