@@ -156,17 +156,29 @@ class RunResult:
 class SyncReport:
     """The result of a run, or with ``dry_run`` its plan.
 
-    File counts are of source files; ``fetched_again`` counts those that have not changed but were damaged in the cache,
-    or held with other columns or options. ``fetched_bytes`` were downloaded, ``bytes``, ``rows``, ``files`` and
-    ``row_groups`` are of the ``candidate``, the new snapshot if it waits to be published, else of the current one (0
-    before the first one). ``shard`` is the node whose share is kept, like ``0/3``, or None; files that now belong to
-    another node count as removed. ``version`` is that of a Delta or Iceberg table, or None. ``previous_source`` is the
-    source of the run before, if it was another one, else None. ``skipped`` are the partitions that could not be taken
-    as they are at the source. With ``--newest``, the ``newest`` partitions of ``newest_of`` at the source are taken,
-    else both are None. ``touched`` are the partitions that have changed, or would. ``passed_over`` counts the files of
-    the source that are not taken: ``hidden`` ones, ``other`` than Parquet, those that ``where`` leaves out, and
-    ``links`` to others; None where the source was not listed. ``expect`` are findings of the rules of ``[expect]`` that
-    did not keep the snapshot from being published: those that only warn, and partitions without enough history.
+    Attributes:
+        cache: its directory.
+        source: its URL, without secrets.
+        snapshot: the current one after the run.
+        published: whether this run published it.
+        dry_run: nothing was done.
+        added, changed, removed, unchanged: numbers of source files; with ``shard``, files that belong to another node
+            now count as removed.
+        fetched_again: unchanged source files that were damaged in the cache, or held with other columns or options.
+        rewritten: partition directories.
+        fetched_bytes: downloaded.
+        files, row_groups, rows, bytes: of the ``candidate`` if there is one, else of the current snapshot.
+        seconds: of the whole run.
+        shard: the share that the cache holds, like ``0/3``, or None.
+        version: of a Delta or Iceberg table, else None.
+        newest, newest_of: with ``--newest``, the numbers of taken and of all partitions, else None.
+        previous_source: the source of the run before, if it was another one.
+        skipped: partitions that could not be taken as they are at the source.
+        touched: the changed partitions.
+        passed_over: numbers of source files that were not taken, by reason; None if the source was not listed.
+        expect: findings of the rules of ``[expect]`` that did not keep the snapshot from being published: warnings, and
+            partitions without enough history.
+        candidate: the new snapshot if it waits to be published, else None.
     """
 
     cache: str

@@ -152,8 +152,8 @@ class Held:
         is_intact: the index and the summary are as they were written.
         unusable: the paths of files that are damaged, or writable by others.
         comparison: the result of a comparison by content.
-        is_of_source: the snapshot is a copy of the source that is listed, and of no other one.
-        others: files of other snapshots that can be used too, by the directories of these.
+        is_of_source: the snapshot is a copy of the listed source, and not of another one.
+        others: usable files of other snapshots, by the directories of these.
     """
 
     manifest: Manifest | None = None
@@ -171,7 +171,7 @@ class Asked:
     Attributes:
         url: of the source.
         config: the options that the cache remembers.
-        waits: which new files wait, at the moment the run began: files that are written while it runs stay young.
+        waits: which new files wait, as of the beginning of the run: files written while it runs stay young.
         force: publish even if more is lost than ``config.max_delete`` allows.
         fill: let readers open a first snapshot while its files are fetched.
         republish: publish even if no file has changed.
@@ -355,7 +355,7 @@ def plan_for(
 def with_tags(manifest: Manifest, files: Iterable[SourceFile]) -> Manifest:
     """Update the tags of unchanged source files from a listing.
 
-    A file system that is mounted in another way may have them from now on; no file is fetched again for that.
+    A file system mounted in another way may have tags from now on, which is no reason to fetch files again.
     """
     listed = {file.path: file for file in files}
     held = [file for entry in manifest.files for file in entry.sources]

@@ -111,9 +111,9 @@ class Judged:
         index: None if it is damaged, or not made yet.
         files: none if its manifest is damaged.
         number: of the current snapshot.
-        newest: when the newest source file was written, in seconds since 1970; None if that is not known.
-        values: of columns in the files, in its partitions that are judged, or in all of the current snapshot; None of a
-            column: too many, or of a type without text.
+        newest: when the newest source file was written, in seconds since 1970; None if unknown.
+        values: of columns in the files, in the judged partitions or in all of the current snapshot; None if there are
+            too many, or their type has no text.
     """
 
     index: Index | None

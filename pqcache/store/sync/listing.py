@@ -352,10 +352,10 @@ def list_source(
 ) -> Listing:
     """List the source's Parquet files in the partitions that may satisfy a condition, and what to take of them.
 
-    A thing that a cache cannot hold, as for its name, raises SourceError unless ``rules`` skip it. A source without
-    any Parquet file raises SourceIncomplete: an empty listing never replaces a snapshot. A table whose rows a listing
-    does not show raises UsageError. Name and content decide whether a file is the dataset's, as ``rules`` say; ``memo``
-    spares reading files again. If a file changes before it is looked into, the source is listed again, up to
+    Raises SourceError for things that a cache cannot hold, for instance by their name, unless ``rules`` skip them;
+    SourceIncomplete without any Parquet file, as an empty listing never replaces a snapshot; and UsageError for a table
+    whose rows are not those of its files. Name and content decide whether a file is the dataset's, as ``rules`` say;
+    ``memo`` spares reading files again. If a file changes before it is looked into, the source is listed again, up to
     three times. If a directory has the same files as ``before``, when it was listed by the same rules, that listing is
     returned, as it was checked.
     """

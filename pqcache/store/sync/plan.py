@@ -150,7 +150,7 @@ class Plan:
 
     @property
     def rewrite_bytes(self) -> int:
-        """Bytes that rewriting reads, and at most about as many that it writes."""
+        """Bytes read by rewriting; it writes at most about as many."""
         return sum(item.size for directory in self.directories for item in directory.rewrite)
 
     @property
@@ -397,8 +397,8 @@ def _time(nanoseconds: int) -> str:
 def cached_paths(paths: Iterable[str]) -> dict[str, str]:
     """Choose the paths in a cache of source paths that need another one there.
 
-    A name without it gets ``.parquet``. If another file or directory has that name, in whatever case, or it is too
-    long, a hash of the name comes before the suffix. Equal paths give equal results.
+    A name without the suffix gets ``.parquet``. If another file or directory has that name, in whatever case, or it is
+    too long, a hash of the name comes before the suffix. Equal paths give equal results.
 
     >>> cached_paths(["dt=1/000000_0", "dt=1/part-0.parquet"])
     {'dt=1/000000_0': 'dt=1/000000_0.parquet'}

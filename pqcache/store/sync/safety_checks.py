@@ -193,10 +193,10 @@ def check_deletions(
 
     Files are replaced, not dropped, if all files of a partition are removed and others added: jobs that overwrite
     or compact a partition write new names. `check_rows` sees what such a partition has lost. Of the files that lie in
-    no partition, only as many as are added are replaced where ``max_delete`` is a number of files.
+    no partition, only as many as are added are replaced if ``max_delete`` is a number of files.
 
-    ``elsewhere`` are source files that other nodes hold. They count only where ``shard`` says how the shares have
-    changed: the few that change nodes as the source changes are not lost.
+    ``elsewhere`` are source files held by other nodes. They count only if ``shard`` says how the shares have changed:
+    the few that change nodes as the source changes are not lost.
     """
     if not plan.removed:
         return

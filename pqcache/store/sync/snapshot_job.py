@@ -58,8 +58,8 @@ class Origin:
     """The source of downloads, and the subset taken of each file.
 
     ``confirm`` is called with the entries of the new snapshot when all are downloaded and rewritten; an error that it
-    raises keeps the snapshot from being published. With ``skip_bad``, BadPartitions is raised for files that cannot be
-    taken. ``before`` is the version of the table that the cache has.
+    raises keeps the snapshot from being published. With ``skip_bad``, files that cannot be taken raise
+    BadPartitions. ``before`` is the cached version of the table.
     """
 
     source: Source
@@ -78,10 +78,10 @@ class SnapshotJob:
         workdir: the run's directory in ``tmp/``.
         plan: the files to keep, download and rewrite.
         metadata: for the manifest, beside the files.
-        previous: the snapshot that ``plan`` was made against.
+        previous: the basis of ``plan``.
         held: its files.
-        origin: where files are downloaded from; None when none is.
-        table: the schema that files are rewritten with; None where each directory has its own.
+        origin: the source of downloads; None without any.
+        table: the schema to rewrite files with; None if each directory has its own.
         reindex: take nothing from the index of ``previous``.
     """
 

@@ -50,10 +50,10 @@ class TableSchema:
 
     Attributes:
         schema: holds every row of every file without loss; lists where columns are dense, and no key-values.
-        int96: the unit that INT96 time stamps are read in, or None where there are none.
+        int96: the unit of INT96 time stamps, or None without any.
         dense: the columns stored dense, alike in every file that has them; None if no file has any.
         sizes: of each file.
-        others: the paths of files whose own schema is another one, or that have INT96 which is not kept.
+        others: the paths of files with another schema, or with INT96 that is not kept.
     """
 
     schema: pa.Schema
