@@ -73,37 +73,20 @@ class FileShape:
     deleted_rows: Callable[[], npt.NDArray[np.int64]] | None = None
 
 
-class LocalModes(ABC):
-    """Who can read the files of a source on this machine."""
-
-    @abstractmethod
-    def copy_mode(self, path: str, group: int) -> int:
-        """Read permissions for a copy of a file that belongs to ``group``: no one may read more than in the source."""
-
-    @abstractmethod
-    def private_modes(self, paths: Sequence[str], group: int) -> Mapping[str, int]:
-        """`copy_mode` of each of ``paths`` as of the last listing; empty if everyone can read all of them."""
-
-    def note_modes(self, paths: Sequence[str]) -> None:  # noqa: B027
-        """Look at files that something else has listed, for `private_modes`; missing ones are skipped."""
-
-    def local_places(self) -> Mapping[str, Sequence[str]]:
-        """The directories that hold files of a table with a log, each with the paths of its files."""
-        return {}
-
-
 class Source(ABC):
     """A dataset in a store, or a single file, which then is the only one listed.
 
     Attributes:
         url: the dataset's URL without passwords and keys, fit to be shown.
         capabilities: the promises of the store.
+        is_local: its files are on this machine, and their modes count.
         odd: if not None, `list` collects errors about single entries here instead of raising them, by path, which ends
             in ``/`` for a directory. A driver raises an error all the same if it cannot go on after it.
     """
 
     url: str
     capabilities = Capabilities()
+    is_local = False
     odd: dict[str, PqcacheError] | None = None
 
     @abstractmethod
@@ -169,10 +152,23 @@ class Source(ABC):
         """A source of the directory ``path`` over the same connections; None to open another one."""
         return None
 
-    @property
-    def local_modes(self) -> LocalModes | None:
-        """Who can read the files, if they are on this machine."""
-        return None
+    def copy_mode(self, path: str, group: int) -> int:
+        """Read permissions for a copy of a file that belongs to ``group``: no one may read more than in the source.
+
+        Only the modes of files on this machine count.
+        """
+        return 0o444
+
+    def private_modes(self, paths: Sequence[str], group: int) -> Mapping[str, int]:
+        """`copy_mode` of each of ``paths`` as of the last listing; empty if everyone can read all of them."""
+        return {}
+
+    def note_modes(self, paths: Sequence[str]) -> None:  # noqa: B027
+        """Look at files that something else has listed, for `private_modes`; missing ones are skipped."""
+
+    def local_places(self) -> Mapping[str, Sequence[str]]:
+        """The local directories that hold files of a table with a log, each with the paths of its files."""
+        return {}
 
     def second_names(self, paths: Sequence[str]) -> dict[str, str]:
         """Links in the last listing, by path, each with the listed path of the same directory or file.

@@ -36,7 +36,6 @@ from pqcache.store.drivers.base import (
     STAGING,
     Capabilities,
     DirectoryLimit,
-    LocalModes,
     Source,
     StagedFile,
     check_options,
@@ -66,13 +65,15 @@ _CHUNK = 4 << 20
 _EVERYONE = stat_module.S_IROTH | stat_module.S_IRGRP
 
 
-class LocalSource(Source, LocalModes):
+class LocalSource(Source):
     """A Source over ``os``; see ``pqcache.store.drivers.base.Source``.
 
     Links are followed, but each directory is listed under one name only: a link to a directory of the source is left
     out, and of several links to a directory elsewhere the first path counts. Files are listed under all their names,
     and `second_names` says which of them are the same.
     """
+
+    is_local = True
 
     def __init__(self, path: str, options: Mapping[str, str]) -> None:
         check_options("a local path", options, {})
@@ -178,10 +179,6 @@ class LocalSource(Source, LocalModes):
                     yield chunk
         except OSError as error:
             raise self._error(path, error) from error
-
-    @property
-    def local_modes(self) -> LocalModes:
-        return self
 
     def copy_mode(self, path: str, group: int) -> int:
         try:
@@ -476,22 +473,22 @@ class LocalTarget:
             return False
 
 
-class SnapshotSource(Source):
+class SnapshotSource(LocalSource):
     """A leased snapshot, or a part of it."""
 
     capabilities = Capabilities(lists_only_data_files=True, lists_one_version=True)
 
     def __init__(self, url: str, snapshot: Snapshot, below: str, lease: Lease) -> None:
+        super().__init__(str(snapshot.path / below), {})
         self.url = absolute_path(url)
         self._snapshot, self._below, self._lease = snapshot, below, lease
-        self._files = LocalSource(str(snapshot.path / below), {})
 
     @property
     def table_version(self) -> TableVersion | None:
         return self._table
 
     def list(self) -> Iterator[SourceFile]:
-        self._files.note_modes([*self._entries])
+        self.note_modes([*self._entries])
         for path, entry in self._entries.items():
             yield SourceFile(path, identity_of(entry))
 
@@ -501,15 +498,7 @@ class SnapshotSource(Source):
         except KeyError:
             raise SourceNotFound(f"{self.url}/{path}", "no such file in the snapshot", "check the path") from None
 
-    def read(self, path: str, offset: int, length: int, tag: str = "") -> Iterator[bytes]:
-        yield from self._files.read(path, offset, length)
-
-    @property
-    def local_modes(self) -> LocalModes:
-        return self._files
-
     def close(self) -> None:
-        self._files.close()
         self._lease.close()
 
     @cached_property

@@ -460,10 +460,8 @@ def limit_to_source(snapshot: Path, source: Source, files: Sequence[SourceFile])
     and a rewritten file has rows of all files of its directory: they are readable by those who can read all these.
     Nothing is done if everyone can read the source.
     """
-    if (local := source.local_modes) is None:
-        return ""
     paths, by_group = [file.path for file in files], dict[int, Callable[[str], int]]()
-    if not local.private_modes(paths, os.stat(snapshot).st_gid):
+    if not source.private_modes(paths, os.stat(snapshot).st_gid):
         return ""
     refused: list[str] = []
     for place, _, names in os.walk(snapshot, onerror=lambda error: refused.append(str(error.filename))):
@@ -472,7 +470,7 @@ def limit_to_source(snapshot: Path, source: Source, files: Sequence[SourceFile])
             try:
                 status = os.lstat(snapshot / path)
                 if status.st_gid not in by_group:
-                    by_group[status.st_gid] = _readers(local.private_modes(paths, status.st_gid))
+                    by_group[status.st_gid] = _readers(source.private_modes(paths, status.st_gid))
                 if path != LEASE:
                     limit_mode(f"{snapshot}/{path}", by_group[status.st_gid](path), status)
             except OSError:

@@ -251,7 +251,7 @@ class Listing:
             schema=table_digest(table),
             version=None if table is None else (table.format, table.version, table.time),
             newest=None if newest is None else (newest.taken, newest.listed),
-            places={} if source.local_modes is None else source.local_modes.local_places(),
+            places=source.local_places(),
         )
 
     @cached_property

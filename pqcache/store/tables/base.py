@@ -24,7 +24,6 @@ from pqcache.store.drivers.base import (
     PARQUET_SUFFIXES,
     Capabilities,
     FileShape,
-    LocalModes,
     Source,
     read_range,
 )
@@ -335,7 +334,7 @@ class StoreFiles:
             source.close()
 
 
-class Table(Source, LocalModes):
+class Table(Source):
     """A source whose files are those that a table names, wherever they lie.
 
     A version of a table never changes, so it is read once and listed again as it was, until `take_newer`. A table
@@ -451,24 +450,19 @@ class Table(Source, LocalModes):
         source, place = self._files.locate(self._file(path).url)
         return source, place, "" if self.capabilities.reads_versions else tag
 
-    @property
-    def local_modes(self) -> LocalModes:
-        return self
-
     def copy_mode(self, path: str, group: int) -> int:
         source, place = self._files.locate(self._file(path).url)
-        modes = source.local_modes
-        return 0o444 if modes is None else modes.copy_mode(place, group)
+        return source.copy_mode(place, group)
 
     def private_modes(self, paths: Sequence[str], group: int) -> Mapping[str, int]:
         files = self._known().files
-        by_source: dict[int, tuple[LocalModes, dict[str, str]]] = {}
+        by_source: dict[int, tuple[Source, dict[str, str]]] = {}
         for path in paths:
             if path not in files:  # a newer version has been read since
                 continue
             source, place = self._files.locate(files[path].url)
-            if source.local_modes is not None:
-                by_source.setdefault(id(source), (source.local_modes, {}))[1][place] = path
+            if source.is_local:
+                by_source.setdefault(id(source), (source, {}))[1][place] = path
         modes: dict[str, int] = {}
         for local, found in by_source.values():
             places = list(found)
@@ -481,7 +475,7 @@ class Table(Source, LocalModes):
         found: dict[str, list[str]] = {}
         for file in self._known().files.values():
             source, place = self._files.locate(file.url)
-            if source.local_modes is not None:
+            if source.is_local:
                 found.setdefault(source.url, []).append(place)
         return found
 

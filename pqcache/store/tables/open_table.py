@@ -10,7 +10,7 @@ from functools import partial
 from urllib.parse import unquote
 
 from pqcache.errors import SourceError, SourceNotFound, UsageError
-from pqcache.store.drivers.base import PARQUET_SUFFIXES, LocalModes, Source
+from pqcache.store.drivers.base import PARQUET_SUFFIXES, Source
 from pqcache.store.drivers.registry import installed
 from pqcache.store.manifest import Identity, SourceFile, TableVersion
 from pqcache.store.tables.base import (
@@ -159,7 +159,7 @@ def _listed(log: Source, options: OpenOptions) -> list[SourceFile]:
         return []
 
 
-class OneSpelling(Source, LocalModes):
+class OneSpelling(Source):
     """A source whose partition keys have one spelling: ``DT=1/`` is listed, and read, as ``dt=1/`` beside ``dt=2/``.
 
     Keys have the spelling in which they are ``known``, or else that of the first path. The other source is a directory:
@@ -168,7 +168,7 @@ class OneSpelling(Source, LocalModes):
 
     def __init__(self, source: Source, known: Iterable[str]) -> None:
         self.url = source.url
-        self.capabilities = source.capabilities
+        self.capabilities, self.is_local = source.capabilities, source.is_local
         self._source = source
         self._keys = {key.lower(): key for key in known}
         self._place: dict[str, str] = {}  # of paths that are other ones at the source
@@ -203,19 +203,15 @@ class OneSpelling(Source, LocalModes):
     def url_of(self, path: str) -> str:
         return self._source.url_of(self._place_of(path))
 
-    @property
-    def local_modes(self) -> LocalModes | None:
-        return None if self._source.local_modes is None else self
-
     def copy_mode(self, path: str, group: int) -> int:
-        return self._modes.copy_mode(self._place_of(path), group)
+        return self._source.copy_mode(self._place_of(path), group)
 
     def private_modes(self, paths: Sequence[str], group: int) -> Mapping[str, int]:
-        found = self._modes.private_modes([self._place_of(path) for path in paths], group)
+        found = self._source.private_modes([self._place_of(path) for path in paths], group)
         return {self._path.get(place, place): mode for place, mode in found.items()}
 
     def note_modes(self, paths: Sequence[str]) -> None:
-        self._modes.note_modes([self._place_of(path) for path in paths])
+        self._source.note_modes([self._place_of(path) for path in paths])
 
     def second_names(self, paths: Sequence[str]) -> dict[str, str]:
         found = self._source.second_names([self._place_of(path) for path in paths])
@@ -227,11 +223,6 @@ class OneSpelling(Source, LocalModes):
 
     def pinned_url(self, url: str) -> str:
         return self._source.pinned_url(url)
-
-    @property
-    def _modes(self) -> LocalModes:
-        assert self._source.local_modes is not None
-        return self._source.local_modes
 
     def _place_of(self, path: str) -> str:
         if not self._is_listed:  # a repair lists nothing

@@ -195,10 +195,8 @@ def _mode_of(transfer: _Transfer) -> int:
 
 def copy_mode(source: Source, file: SourceFile, status: os.stat_result) -> int:
     """Read permissions of a copy, given the ``status`` of the original."""
-    mode = status.st_mode & 0o444  # what the umask leaves
-    if (modes := source.local_modes) is not None:
-        mode &= modes.copy_mode(file.path, status.st_gid)
-    return mode
+    left = status.st_mode & 0o444  # by the umask
+    return left & source.copy_mode(file.path, status.st_gid)
 
 
 def _download_version(transfer: _Transfer) -> Downloaded:
