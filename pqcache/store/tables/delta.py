@@ -6,7 +6,6 @@ import json
 import os
 import re
 import tempfile
-from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -490,13 +489,11 @@ class DeltaLog:
         ``times`` are the times of commits by version, in nanoseconds. As in Delta, a commit that seems older than the
         one before it counts as being as old.
         """
-        versions = sorted(times)
-        latest, known = 0, []
-        for version in versions:
+        latest, found = 0, None
+        for version in sorted(times):
             latest = max(latest, times[version])
-            known.append(latest)
-        position = bisect_right(known, time_ns)
-        return versions[position - 1] if position else None
+            found = version if latest <= time_ns else found
+        return found
 
 
 def delta_log(entries: Iterable[SourceFile]) -> DeltaLog:
