@@ -549,9 +549,7 @@ def read_key_index(directory: Path) -> KeyIndex:
     """Read a key index; raises DamagedError."""
     path = directory / _INDEX
     try:
-        with pa.ipc.open_file(
-            pa.py_buffer(read_regular(path))
-        ) as reader:  # reading a small file is faster than mapping it
+        with pa.ipc.open_file(pa.py_buffer(read_regular(path))) as reader:  # small: faster than mapping it
             spans = reader.read_all()
         metadata = spans.schema.metadata or {}
         if not spans.schema.equals(SPANS) or any(column.null_count for column in spans.columns):

@@ -62,15 +62,15 @@ DRIFTS: list[tuple[Any, ...]] = [
 ]
 
 
+def repeated(kind: Any, values: list[Any]) -> pa.Table:
+    return pa.table({"id": range(ROWS), "v": pa.array((values * ROWS)[:ROWS], kind)})
+
+
 @pytest.mark.parametrize(("one", "other", "first", "second", "expected"), DRIFTS, ids=str)
 def test_partitions_get_one_schema(
     tmp_path: Path, one: Any, other: Any, first: list[Any], second: list[Any], expected: Any
 ) -> None:
-    def made(kind: Any, values: list[Any]) -> pa.Table:
-        values = (values * ROWS)[:ROWS]
-        return pa.table({"id": range(ROWS), "v": pa.array(values, kind)})
-
-    source = write_table(tmp_path / "in", made(one, first), made(other, second), made(one, first))
+    source = write_table(tmp_path / "in", repeated(one, first), repeated(other, second), repeated(one, first))
     pqcache.repartition(source, tmp_path / "out", row_group_size=LIMIT)
     found = schemas(tmp_path / "out")
     assert all(schema.equals(found[0], check_metadata=True) for schema in found)
@@ -93,10 +93,10 @@ def test_columns_added_and_moved(tmp_path: Path) -> None:
     found = schemas(tmp_path / "out")
     assert all(schema.equals(found[0]) for schema in found)
     assert found[0].names == ["id", "a", "b"]
-    union = "read_parquet('{}/**/*.parquet', union_by_name = true, hive_partitioning = true)"
-    for query in ("select id, a, b, day from {} order by day, id",):
-        before, after = (duckdb.sql(query.format(union.format(root))).fetchall() for root in (source, tmp_path / "out"))
-        assert after == before
+    union = "from read_parquet('{}/**/*.parquet', union_by_name = true, hive_partitioning = true)"
+    query = f"select id, a, b, day {union} order by day, id"
+    before, after = (duckdb.sql(query.format(root)).fetchall() for root in (source, tmp_path / "out"))
+    assert after == before
     assert ds.dataset(tmp_path / "out", partitioning="hive").to_table().num_rows == 3 * ROWS
 
 
@@ -235,12 +235,8 @@ def assert_one_table(cache: Path, source: Path, columns: str = "*") -> pa.Schema
 def test_a_cache_in_place_gets_one_schema(
     tmp_path: Path, one: Any, other: Any, first: list[Any], second: list[Any], expected: Any, as_it_comes: bool
 ) -> None:
-    def made(kind: Any, values: list[Any]) -> pa.Table:
-        values = (values * ROWS)[:ROWS]
-        return pa.table({"id": range(ROWS), "v": pa.array(values, kind)})
-
     source, cache = tmp_path / "in", tmp_path / "cache"
-    write_table(source, made(one, first), made(other, second), made(one, first))
+    write_table(source, repeated(one, first), repeated(other, second), repeated(one, first))
     if as_it_comes:
         pqcache.sync(str(source), cache, row_group_size=LIMIT)
     else:
