@@ -68,10 +68,6 @@ class _Decoder:
         self.at = 0
         self.left = _MAX_VALUES
 
-    def varint(self) -> int:
-        number, self.at = read_varint(self.data, self.at)
-        return number
-
     def take(self, size: int) -> bytes:
         end = self.at + size
         if end > len(self.data):
@@ -85,7 +81,8 @@ class _Decoder:
             number, self.at = read_integer(self.data, self.at)
             return number
         if kind == BINARY:
-            return self.take(self.varint())
+            size, self.at = read_varint(self.data, self.at)
+            return self.take(size)
         if kind == STRUCT:
             return self.struct(depth + 1)
         if kind in (BOOL, _FALSE, BYTE):  # a bool has a byte of its own only inside a list
@@ -100,17 +97,11 @@ class _Decoder:
         if depth > _MAX_DEPTH:
             raise ValueError(f"values nested more than {_MAX_DEPTH} deep")
         self.left -= count
-        if count > len(self.data) - self.at:  # an element takes a byte at least
-            raise IndexError
         if self.left < 0:
             raise ValueError(f"more than {_MAX_VALUES:,} values")
 
     def items(self, depth: int) -> Items:
-        head = self.take(1)[0]
-        count = head >> 4
-        if count == 15:
-            count = self.varint()
-        kind = head & 15
+        count, kind, self.at = items_at(self.data, self.at)
         self.spend(count, depth)
         return Items(kind, [self.value(kind, depth) for _ in range(count)])
 
