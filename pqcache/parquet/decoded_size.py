@@ -27,7 +27,7 @@ from pqcache.parquet.footer import not_parquet
 from pqcache.parquet.pages import NotRead, Page, decompress_page, pages_in, text_lengths
 from pqcache.parquet.statistics import first_page, serialized, stated_nulls
 from pqcache.parquet.thrift import I64, LIST, STRUCT, inside, inside_each, key, read_varint, walk_struct
-from pqcache.parquet.types import is_text, leaves_of, names_of_chunks, without_views
+from pqcache.parquet.types import is_text, leaves_of, top_level_names, without_views
 from pqcache.system.disk import open_regular
 
 log = logging.getLogger("pqcache.parquet")
@@ -179,7 +179,7 @@ def _total(sizes: Sequence[DecodedSize]) -> DecodedSize:
 
 
 def _leaves_of(metadata: pq.FileMetaData, schema: pa.Schema, names: Sequence[str]) -> dict[int, _Leaf]:
-    tops, found = names_of_chunks(metadata, schema), dict[int, _Leaf]()
+    tops, found = top_level_names(metadata, schema), dict[int, _Leaf]()
     for name in names:
         field, positions = schema.field(name), [position for position, top in enumerate(tops) if top == name]
         leaves = list(_leaves(name, field.type, field.nullable))

@@ -32,7 +32,7 @@ from pqcache.parquet.thrift import (
     skip_value,
     walk_struct,
 )
-from pqcache.parquet.types import leaves_in, names_of_chunks, without_views
+from pqcache.parquet.types import leaves_in, top_level_names, without_views
 
 log = logging.getLogger("pqcache.parquet")
 
@@ -54,7 +54,7 @@ BASE = pa.schema(
 def row_group_columns(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, list[Any]]:
     """The index columns of a file's row groups, except ``file``; ``schema`` is the file's."""
     names = [field.name for field in schema]
-    top = names_of_chunks(metadata, schema)
+    top = top_level_names(metadata, schema)
     plain = {f.name for f in schema if not pa.types.is_nested(f.type)}
     flat = {f.name: f.type for f in schema if f.name in plain and _has_order(f.type)}
     fields = _struct_fields(metadata, schema) if metadata.num_row_groups else {}

@@ -46,25 +46,17 @@ def leaves_of(array: pa.Array) -> Iterator[pa.Array]:
         yield array
 
 
-def names_of_chunks(metadata: pq.FileMetaData, schema: pa.Schema) -> list[str]:
-    if any("." in field.name for field in schema):
-        return top_level_names(metadata, schema)
-    if not metadata.num_row_groups:
-        return []
-    # not by metadata.schema: pyarrow's footer then refers to itself, and lives until the next garbage collection
-    first = metadata.row_group(0)
-    return [first.column(i).path_in_schema.split(".")[0] for i in range(metadata.num_columns)]
-
-
 def top_level_names(metadata: pq.FileMetaData, schema: pa.Schema) -> list[str]:
     """The top-level column of each leaf. Names may contain dots, so leaves are counted in schema order."""
-    names: list[str] = []
-    for field in schema:
-        leaves = sum(1 for _ in leaves_in(field.type))
-        names.extend([field.name] * leaves)
-    if len(names) != metadata.num_columns:
-        return [metadata.schema.column(i).path.split(".")[0] for i in range(metadata.num_columns)]
-    return names
+    names = [field.name for field in schema for _ in leaves_in(field.type)]
+    if len(names) == metadata.num_columns:
+        return names
+    # An Arrow type has other leaves in Parquet. After a use of metadata.schema, pyarrow's footer refers to itself, and
+    # lives until the next garbage collection.
+    if metadata.num_row_groups:
+        first = metadata.row_group(0)
+        return [first.column(i).path_in_schema.split(".")[0] for i in range(metadata.num_columns)]
+    return [metadata.schema.column(i).path.split(".")[0] for i in range(metadata.num_columns)]
 
 
 def with_changed_types(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:

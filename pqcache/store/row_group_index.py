@@ -58,7 +58,7 @@ from pqcache.parquet.schema import (
     with_time_zones,
 )
 from pqcache.parquet.statistics import BASE, EXTREMES, columns_table, index_schema, row_group_columns
-from pqcache.parquet.types import leaves_in, names_of_chunks
+from pqcache.parquet.types import leaves_in, top_level_names
 from pqcache.parquet.validation import read_footer
 from pqcache.store.hive import parent, partition_keys, partition_values, partitions_of
 from pqcache.system.disk import check_regular
@@ -588,7 +588,7 @@ def _may_be_rounded(kind: pa.DataType) -> bool:
 def _int96_columns(metadata: pq.FileMetaData, schema: pa.Schema) -> set[str]:
     if not metadata.num_row_groups:
         return set()
-    first, names = metadata.row_group(0), names_of_chunks(metadata, schema)
+    first, names = metadata.row_group(0), top_level_names(metadata, schema)
     return {name for leaf, name in enumerate(names) if first.column(leaf).physical_type == "INT96"}
 
 
