@@ -60,19 +60,14 @@ _OPENS = {"http": {"encoded": True, "simple_links": False}, "https": {"encoded":
 log = logging.getLogger("pqcache.store")
 
 
-def schemes() -> list[str]:
-    """All schemes of fsspec's registry, installed or not."""
-    from fsspec.registry import available_protocols
-
-    return sorted(set(available_protocols()) - set(_REFUSED))
-
-
 def is_known(url: str) -> bool:
     """Whether fsspec has an implementation for ``url``; UsageError if the scheme is not one of a store."""
+    from fsspec.registry import available_protocols
+
     scheme = url_scheme(url)
     if scheme in _REFUSED:
         raise UsageError(redact(url), f"{scheme}:// is not a store of its own", _REFUSED[scheme])
-    return scheme in schemes()
+    return scheme in available_protocols()
 
 
 def open_file_system(url: str, options: Mapping[str, str]) -> tuple[Any, str]:
@@ -81,12 +76,14 @@ def open_file_system(url: str, options: Mapping[str, str]) -> tuple[Any, str]:
     A missing package, an unknown option or a malformed URL raises UsageError.
     """
     import fsspec
+    from fsspec.registry import known_implementations
 
     scheme, shown = url_scheme(url), redact(url)
     try:
         kind = fsspec.get_filesystem_class(scheme)
     except (ImportError, ValueError) as error:
-        name = getattr(error, "name", "") or getattr(error.__cause__, "name", "") or known_class(scheme)
+        name = getattr(error, "name", "") or getattr(error.__cause__, "name", "")
+        name = name or str(known_implementations[scheme]["class"])
         package = name.partition(".")[0].replace("_", "-")
         raise UsageError(shown, f"needs {package}", f"install it with: pip install {package}") from error
     known = dict.fromkeys([*_parameters(kind), *_PASSED_ON.get(scheme, ())], "")
@@ -102,13 +99,6 @@ def open_file_system(url: str, options: Mapping[str, str]) -> tuple[Any, str]:
         raise UsageError(shown, f"{kind.__name__} refuses its options", "check -o KEY=VALUE and the URL") from error
     path = str(kind._strip_protocol(url))
     return made, path.rstrip("/")
-
-
-def known_class(scheme: str) -> str:
-    """The class of a scheme in fsspec's registry."""
-    from fsspec.registry import known_implementations
-
-    return str(known_implementations[scheme]["class"])
 
 
 def parsed(name: str, value: str) -> Any:
