@@ -34,7 +34,6 @@ from pqcache.parquet.misread import check_read_right
 from pqcache.parquet.projection import (
     ByteRange,
     Projection,
-    TableColumn,
     as_in_table,
     in_spelling,
     keyvalues_of,
@@ -211,10 +210,12 @@ def _read_wanted(
 ) -> tuple[FileEnd, list[bool]]:
     """The end of a file, as its table sees it, and a flag for each column."""
     end, shape = read_end(source.url_of(file.path), file.identity.size, read), source.shape_of(file.path)
+    fields = end.fields
     if shape is not None and shape.columns is not None:
-        end = _as_in_table(end, shape.columns)
+        fields = as_in_table(fields, shape.columns, end.name)
     if subset.ignore_case:
-        fields = in_spelling(end.fields, subset.spelling, end.name)
+        fields = in_spelling(fields, subset.spelling, end.name)
+    if fields is not end.fields:
         end = replace(end, fields=fields, columns=_columns_of(fields, end.name))
     return end, _wanted(end, subset.columns, subset.partitions.get(parent(file.path), {}), subset.types)
 
@@ -243,12 +244,6 @@ def read_end(name: str, size: int, read: Callable[[int, int], Iterator[bytes]]) 
     check_footer(tail.footer, name, size)
     columns = _columns_of(fields, name)
     return FileEnd(name=name, tail=tail.data, start=tail.start, limit=tail.limit, fields=fields, columns=columns)
-
-
-def _as_in_table(end: FileEnd, columns: Sequence[TableColumn]) -> FileEnd:
-    """Rename columns to their names in the table."""
-    fields = as_in_table(end.fields, columns, end.name)
-    return replace(end, fields=fields, columns=_columns_of(fields, end.name))
 
 
 def _columns_of(fields: Struct, name: str) -> tuple[str, ...]:

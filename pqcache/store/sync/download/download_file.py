@@ -179,7 +179,7 @@ def download_file(
                 break
             file = SourceFile(file.path, moved.identity, file.block_size)
             continue
-        part.chmod(_mode_of(transfer))
+        part.chmod(copy_mode(source, file, part.stat()))
         part.replace(final)
         return downloaded
     raise SourceIncomplete(
@@ -187,10 +187,6 @@ def download_file(
         f"keeps changing at {source.url} while it is copied",
         "nothing was published, sync again when its writer has finished",
     )
-
-
-def _mode_of(transfer: _Transfer) -> int:
-    return copy_mode(transfer.source, transfer.file, transfer.part.stat())
 
 
 def copy_mode(source: Source, file: SourceFile, status: os.stat_result) -> int:
