@@ -17,7 +17,7 @@ from pathlib import Path
 from urllib.parse import quote, urlencode, urlsplit
 
 from tests.servers.jars import cache_directory
-from tests.servers.processes import Daemon, ServerUnavailable, free_ports, new_directory, wait_until
+from tests.servers.processes import Daemon, ServerUnavailable, free_ports, new_directory
 from tests.servers.upload import for_each_file
 
 VERSION = "3.35.0"
@@ -114,14 +114,8 @@ def start(directory: Path) -> Azure:
     argv += ["--skipApiVersionCheck", "--silent", "--disableTelemetry"]
     accounts = {"AZURITE_ACCOUNTS": f"{_ACCOUNT}:{key}"}
     daemon = Daemon("azurite", ["env", *(f"{name}={value}" for name, value in accounts.items()), *argv], home)
-    server = Azure(endpoint=f"http://127.0.0.1:{port}/{_ACCOUNT}", key=key, _daemon=daemon)
-    try:
-        daemon.start()
-        wait_until(lambda: _answers(port), [daemon], _READY_WITHIN)
-    except BaseException:
-        server.stop()
-        raise
-    return server
+    daemon.start_and_wait(lambda: _answers(port), _READY_WITHIN)
+    return Azure(endpoint=f"http://127.0.0.1:{port}/{_ACCOUNT}", key=key, _daemon=daemon)
 
 
 def find_azurite() -> str:

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
-from tests.servers.processes import Daemon, ServerUnavailable, free_ports, new_directory, wait_until
+from tests.servers.processes import Daemon, ServerUnavailable, free_ports, new_directory
 from tests.servers.upload import for_each_file
 
 _READY_WITHIN = 60.0  # seconds
@@ -89,14 +89,8 @@ def start(directory: Path) -> Gcs:
     port, token = free_ports(1)[0], secrets.token_hex(20)
     program = str(Path(__file__).with_name("gcs_emulator.py"))
     daemon = Daemon("gcs", [sys.executable, program, str(port), token, str(home)], home)
-    server = Gcs(endpoint=f"http://127.0.0.1:{port}", token=token, _daemon=daemon)
-    try:
-        daemon.start()
-        wait_until(lambda: _answers(port), [daemon], _READY_WITHIN)
-    except BaseException:
-        server.stop()
-        raise
-    return server
+    daemon.start_and_wait(lambda: _answers(port), _READY_WITHIN)
+    return Gcs(endpoint=f"http://127.0.0.1:{port}", token=token, _daemon=daemon)
 
 
 def _answers(port: int) -> bool:

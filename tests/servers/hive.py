@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.servers import hive_jars
-from tests.servers.processes import Daemon, find_program, free_ports, new_directory, wait_until
+from tests.servers.processes import Daemon, find_program, free_ports, new_directory
 
 _READY_WITHIN = 90.0  # seconds
 _OPENED = ("java.lang", "java.util", "java.util.concurrent", "java.net")  # to Hive, which is older than Java's modules
@@ -72,14 +72,8 @@ def start(directory: Path) -> Hive:
     command += ["-cp", os.pathsep.join(map(str, [home, *libraries]))]
     command += ["org.apache.hadoop.hive.metastore.HiveMetaStore", "-p", str(port)]
     daemon = Daemon("metastore", command, home)
-    server = Hive(port=port, directory=home, _daemon=daemon)
-    try:
-        daemon.start()
-        wait_until(lambda: _answers(port), [daemon], _READY_WITHIN)
-    except BaseException:
-        server.stop()
-        raise
-    return server
+    daemon.start_and_wait(lambda: _answers(port), _READY_WITHIN)
+    return Hive(port=port, directory=home, _daemon=daemon)
 
 
 def _answers(port: int) -> bool:

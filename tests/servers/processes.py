@@ -139,6 +139,15 @@ class Daemon:
         while self.alive and _command_line(self.pid).partition(b"\0")[0] in (b"", b"setpriv"):
             time.sleep(0.001)
 
+    def start_and_wait(self, ready: Callable[[], bool], timeout: float) -> None:
+        """Start it and wait until it is `ready`; it is ended where that fails."""
+        try:
+            self.start()
+            wait_until(ready, [self], timeout)
+        except BaseException:
+            self.kill()
+            raise
+
     def send(self, signum: signal.Signals) -> None:
         """Send a signal, after a look at the command line: the process must be the one started here."""
         pid = self.pid
