@@ -61,6 +61,13 @@ def test_help_fits_80_columns_and_has_groups_and_examples() -> None:
             assert all(p.rich_help_panel for p in command.params if p.param_type_name == "option"), name
 
 
+def test_pages_say_where_the_fields_of_json_are() -> None:
+    for name, command in COMMANDS.items():
+        if any("--json" in parameter.opts for parameter in command.params):
+            text = (MAN / f"{name}.1").read_text().partition("\n.It Fl -json\n")[2].partition("\n.It ")[0]
+            assert re.search(r"^\.Dq (JSON output|Operating many caches)$", text, re.MULTILINE), name
+
+
 def test_the_page_of_the_config_has_every_key() -> None:
     text = (ROOT / "man" / "man5" / "pqcache.toml.5").read_text()
     keys = {key.strip() for line in re.findall(r"^\.It Cm (.*)$", text, re.M) for key in line.split(",")}

@@ -28,7 +28,7 @@ MAN, WEB = ROOT / "man", ROOT / "docs" / "commands"
 DATE = "November 21, 2026"
 GROUP: Any = typer.main.get_command(app)
 SEE = "See\n.Xr pqcache 1 ."
-EXIT = "0 if done, 1 on a failure, 2 for usage, 130 if interrupted; see\n.Xr pqcache 1 ."
+EXIT = "0 on success, 1 on failure, 2 for a usage error, 130 if interrupted; see\n.Xr pqcache 1 ."
 
 
 def pages() -> dict[str, str]:

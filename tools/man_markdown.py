@@ -1,15 +1,18 @@
 """Manual pages as Markdown, for docs/commands/: what tools/man.py writes as mdoc, for reading on the web.
 
-It knows the macros that the pages use, and refuses others by name.
+It knows the macros that the pages use, and refuses others by name. ``.Dq TITLE`` becomes a link to that page of docs/.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 CODE = {"Fl", "Cm", "Li", "Ev", "Pa", "Ar", "Ql"}  # macros whose words are code
-CALLABLE = CODE | {"No", "Ns", "Em", "Xr", "Op", "Pq", "Sq", "Nm"}
+CALLABLE = CODE | {"No", "Ns", "Em", "Xr", "Op", "Pq", "Sq", "Dq", "Nm"}
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+TITLES = {page.read_text().partition("\n")[0].removeprefix("# "): page.name for page in sorted(DOCS.glob("*.md"))}
 ENCLOSING = {"Op": "[]", "Pq": "()", "Sq": "''"}
 SKIPPED = {"See [pqcache](README.md)."}  # sections that only say this
 
@@ -146,6 +149,11 @@ def inline(line: str, title: str) -> list[Word]:
         opening, end = ENCLOSING[name]
         inner[0].joined = True
         return [Word(opening), *inner, Word(end, joined=True), *[Word(text, joined=True) for text in closing]]
+    if name == "Dq":
+        wanted, end = re.fullmatch(r"(.*?)(?: ([.,:;]))?", " ".join(arguments)).groups("")  # type: ignore[union-attr]
+        if wanted not in TITLES:
+            raise SystemExit(f"tools/man_markdown.py: docs/ has no page {wanted!r}")
+        return [Word(f"[{wanted}](../{TITLES[wanted]}){end}")]
     if name == "Xr":
         page, section, *more = arguments
         return [Word(reference(page, section)), *[Word(text, joined=True) for text in more]]
@@ -161,7 +169,7 @@ def styled(name: str, arguments: list[str], title: str) -> list[Word]:
     for number, text in enumerate(arguments):
         if text == "Ns":
             joined = True
-        elif text in ENCLOSING or text == "Xr":
+        elif text in ENCLOSING or text in ("Xr", "Dq"):
             return [*words, *inline(" ".join(arguments[number:]), title)]
         elif text in CALLABLE:
             name = text
