@@ -588,7 +588,6 @@ class Rewriting:
         ROW_GROUPS,
         "Write files that old readers understand: snappy, without DELTA and BYTE_STREAM_SPLIT encodings.",
     )
-    keep_int96: bool = remembered(False, FLAG, ROW_GROUPS, "Keep INT96 timestamps as INT96.")
     shuffle: int | None = remembered(
         None, COUNT, ROW_GROUPS, "Shuffle the rows of each partition.", metavar="SEED", low=0
     )
@@ -1141,7 +1140,6 @@ class RepartitionArguments(TypedDict, total=False):
     jobs: str | int
     compression: str | None
     compat: bool | None
-    keep_int96: bool | None
     shuffle: str | int | None
     as_files: bool
     all_files: bool

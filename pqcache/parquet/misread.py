@@ -196,7 +196,7 @@ def check_read_right(
                         path,
                         f"column {_path_of(metadata, leaf)!r} holds INT96 times outside the years 1677 to 2262, which "
                         "nanoseconds cannot hold",
-                        "run 'pqcache repartition' without --keep-int96, to write them as microseconds",
+                        "run 'pqcache repartition', which writes them as microseconds",
                     )
     except (pa.ArrowException, OSError) as error:
         raise ParquetError(path, f"cannot be decoded ({first_line(error)})", "fetch it again") from error

@@ -79,7 +79,6 @@ class Config(Remembered):
             compression=codec,
             compression_level=level,
             compat=self.compat,
-            keep_int96=self.keep_int96,
             dense=dense,
             shuffle=self.shuffle,
         )

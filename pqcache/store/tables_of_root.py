@@ -233,7 +233,7 @@ def _check_removable(cache: CacheDirectory) -> None:
 
 
 _TABLES = "tables"
-_NOT_OF_SYNC = frozenset({"compression", "compat", "keep_int96", "dense", "shuffle", "keys"})
+_NOT_OF_SYNC = frozenset({"compression", "compat", "dense", "shuffle", "keys"})
 
 
 @dataclass(frozen=True)

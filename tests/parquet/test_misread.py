@@ -139,14 +139,13 @@ def test_only_the_row_groups_that_are_read_count(path: Path) -> None:
         check(path, row_groups=[1])
 
 
-@pytest.mark.parametrize("keep_int96", [True, False])
-def test_julian_day_0_is_refused(path: Path, tmp_path: Path, keep_int96: bool) -> None:
+def test_julian_day_0_is_refused(path: Path, tmp_path: Path) -> None:
     """Pyarrow reads it as 1970-01-01, in any unit."""
     write_int96(path, [JULIAN_DAY_0 + 17, 0])
     with pytest.raises(ParquetError, match=r"a\.parquet: holds INT96 times of Julian day 0"):
-        rewrite(path, tmp_path / "out", keep_int96=keep_int96, compression="zstd")
+        rewrite(path, tmp_path / "out", compression="zstd")
     with pytest.raises(ParquetError, match="Julian day 0"):
-        pqcache.repartition(path.parent, tmp_path / "target", row_group_size="64KB", keep_int96=keep_int96)
+        pqcache.repartition(path.parent, tmp_path / "target", row_group_size="64KB")
     for found in read_in_all_ways(path, ["t"]):
         assert isinstance(found, ParquetError)
         assert "column 't' holds INT96 times of Julian day 0" in str(found)

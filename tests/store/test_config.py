@@ -49,7 +49,7 @@ def test_all_that_is_written_is_known(cache: Path) -> None:
     full = Config(
         source="lake/shop", where="a > 1", columns=("a",), row_group_size=1 << 20, newest="30", keep=4,
         marker="_SUCCESS", settle=600.0, max_delete="10%", checksum=True, skip_bad=True, as_files=True, all_files=True,
-        version="3", options={"endpoint": "http://127.0.0.1:1"}, compression="zstd", compat=True, keep_int96=True,
+        version="3", options={"endpoint": "http://127.0.0.1:1"}, compression="zstd", compat=True,
         dense={"t": "uint16[4]"}, shuffle=1, keys=("a",), time_units={"ts": "us"}, ignore_case=True,
         partition_types={"hour": "int"}, expect=("nulls.a < 1%: warn",),
     )  # fmt: skip

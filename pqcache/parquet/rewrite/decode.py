@@ -154,13 +154,11 @@ class Decoder:
     """Decodes source files under ``schema``, in batches of about ``batch_bytes`` Arrow bytes.
 
     Attributes:
-        stored: the schema that rows are cast to at the end, for timestamps written as numbers.
         long_columns: see `long_columns_of`.
     """
 
     schema: pa.Schema
     batch_bytes: int
-    stored: pa.Schema | None = None
     long_columns: Mapping[str, pa.DataType] = field(default_factory=dict)
 
     def batches(self, spans: Iterable[RowGroupRange]) -> Iterator[RowBatch]:
@@ -172,7 +170,7 @@ class Decoder:
         return join_small_batches(self._decoded(spans), self.batch_bytes)
 
     def _decoded(self, spans: Iterable[RowGroupRange]) -> Iterator[RowBatch]:
-        widths = widths_of(self.stored or self.schema)
+        widths = widths_of(self.schema)
         for _, alike in itertools.groupby(spans, lambda span: id(span.source.schema)):
             kind = ratios = None  # tiny neighbours share ratios, as they will share a batch
             for source, some in itertools.groupby(alike, lambda span: span.source):
@@ -197,8 +195,6 @@ class Decoder:
         for table, views in self._read(file, span, max(1, int(self.batch_bytes * span.rows / cost))):
             table = change_dense(table, kind.recast, name, span.first + rows)
             table = cast_to_schema(table, schema.with_metadata(self.schema.metadata), name)
-            if self.stored is not None:
-                table = table.cast(self.stored)
             for column, values in views.items():
                 position = self.schema.get_field_index(column)
                 table = table.add_column(position, self.schema.field(position).with_type(values.type), values)

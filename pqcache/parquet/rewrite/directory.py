@@ -45,9 +45,6 @@ from pqcache.parquet.rewrite.sources import (
     SourceFooter,
     conflicts,
     has_int96,
-    int96_as_int64,
-    int96_places,
-    is_uniform,
     one_of_each_schema,
     range_index,
     read_source_footers,
@@ -159,8 +156,7 @@ def _rewritten(
     keyvalues = with_spark(declared.metadata, bool(dense), declared.equals(as_lists(opened[0].schema)))
     declared = with_dense_columns(declared, dense).with_metadata(keyvalues)
     # linked files would keep their INT96
-    turned = not options.keep_int96 and has_int96(opened)
-    keep = 0 if turned else _prefix(opened, declared, options, known.made_alike)
+    keep = 0 if has_int96(opened) else _prefix(opened, declared, options, known.made_alike)
     names = {source.path.name for source in opened if source.path.suffix == ".parquet"}
     all_fit = keep == len(opened) == len(names)
     outputs = []
@@ -176,13 +172,9 @@ def _rewritten(
         _check_read_right(rest)
         output_schema = _output_schema(opened, declared)
         settings = _settings(rest, output_schema.working, options, use_page_cache)
-        if options.keep_int96 and (kept := int96_places(opened)):
-            described = output_schema.working
-            output_schema = replace(output_schema, working=int96_as_int64(described, kept), described=described)
-            settings = replace(settings, plain=replace(settings.plain, int96=True))
         if options.shuffle is None:
             output_schema = replace(output_schema, index=range_index(rest))
-        with closing(_rows(rest, target, output_schema, options, known.shuffled_with)) as rows:
+        with closing(_rows(rest, target, output_schema.working, options, known.shuffled_with)) as rows:
             result = write_row_groups(_counted(rows, report), target, output_schema, settings, keep)
         done, expected = (sum(some.rows for some in files) for files in (result.outputs, rest))
         if done != expected:
@@ -219,21 +211,17 @@ def _settings(
 def _rows(
     sources: list[SourceFooter],
     target: Path,
-    output_schema: OutputSchema,
+    schema: pa.Schema,
     options: RewriteOptions,
     shuffled_with: int | None,
 ) -> Generator[RowBatch, None, None]:
-    schema, stored = output_schema.working, None
-    if output_schema.described is not None:
-        schema, stored = output_schema.described, output_schema.working
     # Wide tables get larger batches, as each batch costs time per column, however few its rows.
     batch_bytes = max(min(max(options.limit // _BATCHES, _MIN_BATCH), _MAX_BATCH), _PER_COLUMN * len(schema))
     held = min(max(_AHEAD * options.limit, _MIN_AHEAD), _MAX_AHEAD)
-    decoder = Decoder(schema=schema, batch_bytes=batch_bytes, stored=stored)
+    decoder = Decoder(schema=schema, batch_bytes=batch_bytes)
     if options.shuffle is None:
-        if stored is None:
-            files = [(source.metadata, source.schema) for source in sources]
-            decoder = replace(decoder, long_columns=long_columns_of(files, schema))
+        files = [(source.metadata, source.schema) for source in sources]
+        decoder = replace(decoder, long_columns=long_columns_of(files, schema))
         yield from prefetch(_read_tasks(sources, decoder, held), held, _DECODERS)
         return
     with closing(prefetch(_read_tasks(sources, decoder, held // 4), held // 4, _DECODERS)) as ahead:
@@ -295,9 +283,7 @@ def _prefix(
     dense = dense_in(declared)
     if found and any(dense_in(source.schema) != dense for source in one_of_each_schema(opened[:found])):
         return 0
-    # to most readers, INT96 beside INT64 timestamps would be another type
-    mixed = found < len(opened) and has_int96(opened) and not (options.keep_int96 and is_uniform(opened))
-    return found if same and not mixed else 0
+    return found if same else 0
 
 
 def _output_schema(opened: list[SourceFooter], declared: pa.Schema) -> OutputSchema:

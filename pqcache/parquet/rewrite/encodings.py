@@ -41,7 +41,6 @@ class Encodings:
     statistics: Sequence[str] = ()
     level: int | None = None
     decimal_as_integer: bool = False
-    int96: bool = False  # store all timestamps as INT96
 
     def as_is(self, path: str) -> bool:
         """Whether a column is stored plain and without a codec."""
@@ -71,7 +70,6 @@ class Encodings:
             store_schema=False,
             use_compliant_nested_type=False,  # keeps the name of list items
             store_decimal_as_integer=self.decimal_as_integer,
-            use_deprecated_int96_timestamps=self.int96,
             write_page_index=page_index,
             compression=dict(self.codecs) or "none",
             compression_level=levels if self.level is not None and levels else None,

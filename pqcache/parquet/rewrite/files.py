@@ -40,7 +40,6 @@ class OutputSchema:
         declared: the schema that readers see, metadata included.
         elements: the source's schema elements, which are kept if they describe the data.
         keyvalues: the key-value metadata of the footers.
-        described: the types in the footer, if timestamps arrive as plain numbers; else None.
         index: the pandas RangeIndex of all rows.
     """
 
@@ -48,7 +47,6 @@ class OutputSchema:
     declared: pa.Schema
     elements: list[thrift.Struct] | None
     keyvalues: Mapping[bytes, bytes | None]
-    described: pa.Schema | None = None
     index: RangeIndex | None = None
 
 
@@ -67,9 +65,6 @@ def footer_schema_of(output_schema: OutputSchema, plain: Encodings) -> FooterSch
     """Keep the source's schema elements if they describe the data."""
     template = _footer_of(output_schema.working, plain)
     schema = written = footer.schema_of(template, "the new schema")
-    if output_schema.described is not None:
-        described = footer.schema_of(_footer_of(output_schema.described, replace(plain, int96=False)), "the new schema")
-        schema = written = footer.with_names_of(written, described, "the new schema") or written
     if output_schema.elements is not None:
         schema = footer.with_names_of(written, output_schema.elements, "the source's schema") or written
     leaves = footer.leaves_of(written, "the new schema")

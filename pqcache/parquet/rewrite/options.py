@@ -35,7 +35,6 @@ class RewriteOptions:
         compression_level: for zstd (1 to 22).
         compat: plain and dictionary encodings only, for readers of ten years ago, and snappy unless ``compression``
             says otherwise.
-        keep_int96: keep INT96 timestamps as INT96.
         dense: columns to store as fixed-length bytes, by name; all others are lists. None leaves each as it is.
         shuffle: a seed to permute the rows with; None keeps their order.
         block_size: no row group crosses a multiple of this many bytes of its file; None for no blocks.
@@ -45,7 +44,6 @@ class RewriteOptions:
     compression: str | None = None
     compression_level: int | None = None
     compat: bool = False
-    keep_int96: bool = False
     dense: tuple[tuple[str, Dense], ...] | None = None
     shuffle: int | None = None
     block_size: int | None = None
@@ -91,7 +89,8 @@ class RewriteOptions:
             values[_SHUFFLE] = self.shuffle
         if self.compression is not None:
             values["compression"] = compression_text(self.compression, self.compression_level)
-        values |= {name: True for name in ("compat", "keep_int96") if getattr(self, name)}
+        if self.compat:
+            values["compat"] = True
         if self.dense is not None:
             values["dense"] = {name: kind.text for name, kind in self.dense}
         return canonical_json(values)

@@ -308,7 +308,6 @@ def is_plain(name: str, column: pa.ChunkedArray, encodings: Encodings) -> bool:
         encodings.as_is(name)
         and name in encodings.statistics
         and _dtype(column.type) is not None
-        and not (encodings.int96 and pt.is_timestamp(column.type))
         and len(column) > column.null_count
     )
 

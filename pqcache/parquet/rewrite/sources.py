@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
@@ -14,7 +13,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pyarrow.types as pt
 
 from pqcache.errors import MALFORMED, ParquetError, first_line
 from pqcache.parquet import footer, thrift
@@ -26,7 +24,6 @@ from pqcache.parquet.misread import (
     local_stored_bytes_metadata,
 )
 from pqcache.parquet.schema import ARROW_SCHEMA, PANDAS, SPARK
-from pqcache.parquet.types import with_changed_types
 from pqcache.parquet.validation import check_footer
 from pqcache.system.disk import check_regular
 
@@ -168,55 +165,6 @@ def _int96_values(source: SourceFooter) -> Int96Values:
             return int96_values(file.iter_batches(columns=paths))
     except (pa.ArrowException, OSError) as error:
         raise ParquetError(source.path, f"cannot be decoded ({first_line(error)})", "fetch it again") from error
-
-
-# ---- INT96 timestamps that stay INT96, beside others
-#
-# pyarrow's writer stores either all timestamps as INT96 or none. So the others pass through it as plain 64-bit
-# integers, which have the same bytes, and the footer declares their types.
-
-LeafPlace = tuple[str, int]
-"""A leaf: its top-level column, and its position within that."""
-
-
-def _places(source: SourceFooter) -> dict[LeafPlace, str]:
-    found: dict[LeafPlace, str] = {}
-    counts: Counter[int] = Counter()
-    for number, leaf in enumerate(footer.leaves_of(source.elements, str(source.path))):
-        kind = source.metadata.schema.column(number).physical_type
-        found[source.schema.names[leaf.column], counts[leaf.column]] = kind
-        counts[leaf.column] += 1
-    return found
-
-
-def int96_places(sources: Sequence[SourceFooter]) -> set[LeafPlace]:
-    """The leaves that are INT96 in every file that has them."""
-    places = [_places(source) for source in one_of_each_schema(sources)]
-    found = {place for known in places for place, kind in known.items() if kind == "INT96"}
-    return {place for place in found if all(known.get(place, "INT96") == "INT96" for known in places)}
-
-
-def is_uniform(sources: Sequence[SourceFooter]) -> bool:
-    found = [
-        {place for place, kind in _places(source).items() if kind == "INT96"} for source in one_of_each_schema(sources)
-    ]
-    return all(places == found[0] for places in found)
-
-
-def int96_as_int64(schema: pa.Schema, kept: Collection[LeafPlace]) -> pa.Schema:
-    """Replace every timestamp in ``schema`` by int64, except those ``kept``."""
-    fields = []
-    for field in schema:
-        places = iter(range(1 << 62))
-        fields.append(field.with_type(_type_as_int64(field.type, field.name, places, kept)))
-    return pa.schema(fields, schema.metadata)
-
-
-def _type_as_int64(kind: pa.DataType, name: str, places: Iterator[int], kept: Collection[LeafPlace]) -> pa.DataType:
-    if pt.is_nested(kind):
-        return with_changed_types(kind, lambda inner: _type_as_int64(inner, name, places, kept))
-    place = name, next(places)
-    return pa.int64() if pt.is_timestamp(kind) and place not in kept else kind
 
 
 # ---- Key-value metadata of files that are merged or cut

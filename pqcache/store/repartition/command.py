@@ -132,7 +132,6 @@ def _rewrite_options(changes: Mapping[str, Any], align_to: int | None) -> Rewrit
         compression=codec,
         compression_level=level,
         compat=changes.get("compat", False),
-        keep_int96=changes.get("keep_int96", False),
         shuffle=changes.get("shuffle"),
         block_size=align_to,
     )
@@ -178,7 +177,7 @@ def _repartition_snapshot(run: CacheRun, current: Snapshot, before: Manifest) ->
     table = None
     if any(entry.recipe != recipe.text for entry in before.files):
         of_table = schema_of_table(before.table)
-        table = local_table_schema(current.path, before.files, rewrite.keep_int96, of_table)
+        table = local_table_schema(current.path, before.files, of_table)
     plan = plan_repartition(before.files, recipe, table.others if table is not None else frozenset())
     if run.options.dry_run and not plan.nothing_to_do:
         check_space(run, plan, tree_size(run.cache.tmp_dir))

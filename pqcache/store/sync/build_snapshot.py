@@ -107,8 +107,7 @@ def build_snapshot(
         )
         known = _previous_index(job)
         if job.rewrite is not None and table is None and known is not None and known.uniform:
-            # only INT96 that is kept could be of another type to a rewrite
-            job = job if job.rewrite.keep_int96 else replace(job, table=uniform_table_schema(known.data_schema))
+            job = replace(job, table=uniform_table_schema(known.data_schema))
         take_over_or_remove(cache, job.workdir, *keys_of(job))
         check_space(run, plan, tree_size(job.workdir))
         index = IndexBuilder(job.table_schema, units=job.units)
@@ -144,7 +143,7 @@ def _unify(
     done, source = job.plan, job.metadata.source
     try:
         with job.clashes_by_partition(f"{target}/"):
-            table = local_table_schema(target, entries, job.rewrite.keep_int96, job.table_schema)
+            table = local_table_schema(target, entries, job.table_schema)
             index.check_values([entry.path for entry in entries], known, target, job.units.of(table.schema))
     except ParquetError as error:
         raise error.renamed(target, source) from error

@@ -73,7 +73,6 @@ def read_table_schema(
     source: Source,
     files: Sequence[SourceFile],
     on_event: OnEvent = ignore,
-    keep_int96: bool = False,
     of_table: pa.Schema | None = None,
 ) -> TableSchema:
     """Find the schema of ``files`` from their footers; INT96 columns are read, as no footer has their range.
@@ -115,16 +114,14 @@ def read_table_schema(
         others=frozenset(
             file.path
             for file, (schema, int96, _) in zip(files, found, strict=True)
-            if (int96 and not keep_int96) or SchemaSet.key(schema) not in alike
+            if int96 or SchemaSet.key(schema) not in alike
         ),
     )
 
 
-def local_table_schema(
-    root: Path, entries: Sequence[FileEntry], keep_int96: bool = False, of_table: pa.Schema | None = None
-) -> TableSchema:
+def local_table_schema(root: Path, entries: Sequence[FileEntry], of_table: pa.Schema | None = None) -> TableSchema:
     files = [SourceFile(entry.path, Identity(entry.size, 0)) for entry in entries]
-    return read_table_schema(LocalSource(str(root), {}), files, keep_int96=keep_int96, of_table=of_table)
+    return read_table_schema(LocalSource(str(root), {}), files, of_table=of_table)
 
 
 def uniform_table_schema(schema: pa.Schema) -> TableSchema:

@@ -172,11 +172,9 @@ def test_a_condition_and_a_column_may_hold_any_mark_of_a_recipe(tmp_path: Path) 
 
 def test_recipes_and_texts() -> None:
     assert RewriteOptions(row_group_size=1 << 20).recipe == '{"row_group_size":1048576}'
-    options = {"compression": "zstd", "compression_level": 3, "compat": True, "keep_int96": True, "dense": ()}
+    options = {"compression": "zstd", "compression_level": 3, "compat": True, "dense": ()}
     full, other = (RewriteOptions(row_group_size=size, shuffle=7, **options) for size in (1 << 20, 1 << 22))
-    assert full.recipe == (
-        '{"compat":true,"compression":"zstd:3","dense":{},"keep_int96":true,"row_group_size":1048576,"shuffle":7}'
-    )
+    assert full.recipe == ('{"compat":true,"compression":"zstd:3","dense":{},"row_group_size":1048576,"shuffle":7}')
     assert (shuffle_of(full.recipe), shuffle_of('{"row_group_size":5}'), shuffle_of("")) == (7, None, None)
     assert differ_in_size_only(full.recipe, other.recipe)
     assert not differ_in_size_only(full.recipe, '{"row_group_size":1048576,"shuffle":7}')

@@ -79,6 +79,15 @@ def test_nested_int96(tmp_path: Path) -> None:
     assert found.column("v").to_pylist() == table.column("v").to_pylist()
 
 
+def test_int96_in_some_files_becomes_int64(tmp_path: Path) -> None:
+    for number in range(2):
+        table = pa.table({"at": pa.array(range(500), pa.timestamp("us"))})
+        pq.write_table(table, tmp_path / f"{number}.parquet", use_deprecated_int96_timestamps=number == 1)
+    (output,) = rewrite([tmp_path / "0.parquet", tmp_path / "1.parquet"], tmp_path / "out").outputs
+    assert pq.read_metadata(output.path).schema.column(0).physical_type == "INT64"
+    assert pq.ParquetFile(output.path).read()["at"].cast(pa.int64()).to_pylist() == [*range(500)] * 2
+
+
 # ---- files without rows
 
 

@@ -80,11 +80,10 @@ def test_the_file_that_is_named_has_the_column(lake: Path, tmp_path: Path) -> No
         pqcache.sync(tmp_path / "cache")
 
 
-@pytest.mark.parametrize("keep_int96", [False, True])
-def test_a_clash_in_a_cache_that_is_rewritten(lake: Path, tmp_path: Path, keep_int96: bool) -> None:
+def test_a_clash_in_a_cache_that_is_rewritten(lake: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     pqcache.sync(lake, cache, row_group_size="1MB")
-    pqcache.repartition(cache, row_group_size="1MB", keep_int96=keep_int96)
+    pqcache.repartition(cache, row_group_size="1MB")
     write(lake, 2, ["x", "y"])
     with pytest.raises(TypeClash, match=r"dt=2/.*: column 'a' is string, .* int64 in .*dt=1/.*dt=2.*--skip-bad"):
         pqcache.sync(cache)

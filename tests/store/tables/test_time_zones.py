@@ -75,9 +75,6 @@ def test_int96_beside_instants(table: Path, cache: Path, options: dict[str, Any]
     write(table, 0, pa.timestamp("us"), int96=True)
     pqcache.sync(table, cache, **options)
     assert held(cache) == judged(table)
-    if options:
-        pqcache.repartition(cache, keep_int96=True)
-        assert held(cache) == judged(table)
     write(table, 1, UTC)
     pqcache.sync(cache)
     write(table, 2, pa.timestamp("us"))
@@ -91,9 +88,8 @@ def test_int96_beside_instants(table: Path, cache: Path, options: dict[str, Any]
     for condition in ("at >= '2026-11-01T05:00:00Z'", "at >= '2026-11-01 06:00:00+01:00'"):
         late = [row for row in judged(table) if row["at"] is not None and row["at"].hour >= 5]
         assert held(cache, filters=condition) == late
-    for size, kept in (("2MB", False), ("1MB", True), ("2MB", True)):
-        pqcache.repartition(cache, row_group_size=size, keep_int96=kept)
-        assert held(cache) == judged(table)
+    pqcache.repartition(cache, row_group_size="2MB")
+    assert held(cache) == judged(table)
     assert pqcache.verify(cache, deep=True).ok
 
 
