@@ -38,12 +38,13 @@ def markdown(page: str) -> str:
     if "SYNOPSIS" in named:
         parts.append(f"```text\n{synopsis(named.pop('SYNOPSIS'), title)}\n```")
     described = Page(title).text(named.pop("DESCRIPTION").splitlines())
+    described = described.removeprefix(sentence(about)).lstrip()
     parts.append(re.sub(r"^### ", "## ", described, flags=re.MULTILINE))
     for heading, text in named.items():
         body = Page(title).text(text.splitlines())
         if body not in SKIPPED:
             parts += [f"## {heading.capitalize()}", body]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def sentence(text: str) -> str:
