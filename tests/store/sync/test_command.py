@@ -21,6 +21,7 @@ from deltalake import write_deltalake
 import pqcache
 from pqcache.events import Event, Fetched, Listed, Published
 from pqcache.store.config import read_config
+from pqcache.store.drivers.local import LocalSource
 from pqcache.store.history import read_history
 from tests.datasets import files_of, rows_of, shop_table, write_day, write_shop
 from tests.remote import STORES, Remote, make_remote
@@ -411,3 +412,26 @@ def test_sizes_durations_and_counts_are_numbers_or_text(shop: Path, tmp_path: Pa
     for how in ({"wait": "soon"}, {"jobs": "many"}, {"row_group_size": "5x"}):
         with pytest.raises(pqcache.UsageError, match=f"'{next(iter(how.values()))}': not a "):
             pqcache.sync(text, **how)  # type: ignore[arg-type]
+
+
+def test_an_error_ends_a_sync_while_an_earlier_file_hangs(
+    shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, begun, ended = LocalSource.read, threading.Event(), threading.Event()
+    waited: list[bool] = []
+
+    def read(self: LocalSource, path: str, *rest: Any) -> Iterator[bytes]:
+        if path != files_of(shop)[0]:
+            begun.wait(20)
+            raise pqcache.SourceDenied(path, "not today")
+        begun.set()
+        waited.append(ended.wait(20))
+        yield from real(self, path, *rest)
+
+    monkeypatch.setattr(LocalSource, "read", read)
+    try:
+        with pytest.raises(pqcache.SourceDenied):
+            pqcache.sync(shop, tmp_path / "cache")
+        assert not waited
+    finally:
+        ended.set()

@@ -19,11 +19,11 @@ import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pqcache.errors import (
     DISK_FULL,
@@ -388,52 +388,63 @@ class Downloader:
 def download_all(
     threads: ThreadPoolExecutor, downloader: Downloader, tasks: Sequence[Task], jobs: int, stop: threading.Event
 ) -> Iterator[tuple[Task, Downloaded]]:
-    """Yield each task with the copy of its file, in order; an error anywhere ends all downloads and is raised.
+    """Yield each task with the copy of its file, in order; an error anywhere ends all downloads and is raised at once.
 
     BadPartitions is raised when all others are downloaded.
     """
-    bad, errors = BadPartitionsSoFar(), list[BaseException]()
+    bad, failed = BadPartitionsSoFar(), Future[None]()
 
     def download(task: Task) -> Downloaded | None:
         directory, file = task
         try:
             with bad.collected():
                 return None if stop.is_set() else downloader.download(file, is_rewritten=bool(directory.rewrite))
-        except BaseException as error:  # noqa: BLE001  raised below
-            errors.append(error)
+        except BaseException as error:  # noqa: BLE001  raised by in_batches
+            with suppress(InvalidStateError):  # the first counts
+                failed.set_exception(error)
             stop.set()
         return None
 
-    for task, copy in in_batches(threads, download, tasks, jobs):
-        if errors:
-            raise errors[0]
+    for task, copy in in_batches(threads, download, tasks, jobs, failed):
         if copy is not None:
             yield task, copy
     bad.raise_any()
 
 
 def in_batches(
-    threads: ThreadPoolExecutor, call: Callable[[T], R], items: Sequence[T], jobs: int
+    threads: ThreadPoolExecutor,
+    call: Callable[[T], R],
+    items: Sequence[T],
+    jobs: int,
+    failed: Future[None] | None = None,
 ) -> Iterator[tuple[T, R]]:
     """Yield each item with the result of ``call``, in order, while threads are a few batches ahead.
 
     A thread takes several of many items: to wake the one that gets the results costs more than a small file's footer.
+    An error in ``failed`` is raised at once, even if earlier items hang.
     """
     size = max(1, min(_BATCH, len(items) // (8 * jobs)))
-    batches = (items[first : first + size] for first in range(0, len(items), size))
+    batches = (items[begin : begin + size] for begin in range(0, len(items), size))
     waiting: deque[tuple[Sequence[T], Future[list[R]]]] = deque()
 
     def call_each(batch: Sequence[T]) -> list[R]:
         return [call(item) for item in batch]
 
+    def first() -> Iterator[tuple[T, R]]:
+        batch, results = waiting.popleft()
+        if failed is not None:
+            either: tuple[Future[Any], ...] = (results, failed)
+            wait(either, return_when=FIRST_COMPLETED)
+            if failed.done():
+                failed.result()
+        return zip(batch, results.result(), strict=True)
+
     for batch in batches:
         if len(waiting) == 2 * jobs:
-            done, results = waiting.popleft()
-            yield from zip(done, results.result(), strict=True)
+            yield from first()
         waiting.append((batch, threads.submit(call_each, batch)))
     while waiting:
-        done, results = waiting.popleft()
-        yield from zip(done, results.result(), strict=True)
+        yield from first()
 
 
 @contextmanager
