@@ -159,13 +159,13 @@ def finish_rollback(cache: CacheDirectory) -> None:
 
     If it was publishing the candidate, that is completed.
     """
-    kept, current = read_kept(cache.path), cache.current()
+    kept = read_kept(cache.path)
     begun = kept.rollback
-    if begun is None:
+    if begun is None:  # else ``current`` is not looked at: where it is damaged, the run has to be recorded
         return
     if begun.publishes:
         cache.publish_candidate(begun.snapshot)
-        current = cache.current()
+    current = cache.current()
     known = any(record.get("run") == begun.run for record in read_history(cache.path))
     if current is not None and current.id == begun.snapshot and not known:
         record = {"time": begun.time, "command": ROLLBACK, "run": begun.run, "result": DONE}

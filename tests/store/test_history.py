@@ -73,7 +73,12 @@ def test_runs_that_failed_or_were_refused(cache: Path, shop: Path, tmp_path: Pat
         pqcache.gc(cache)
     locked = last(cache)
     assert (locked["command"], locked["result"], locked["exit_code"]) == ("gc", "refused", 75)
-    assert len(pqcache.log(cache)) == 5
+    (cache / "current").unlink()
+    (cache / "current").symlink_to("snapshots/none")
+    with pytest.raises(pqcache.CacheError):
+        pqcache.gc(cache)
+    assert (last(cache)["command"], last(cache)["result"], last(cache)["exit_code"]) == ("gc", "failed", 4)
+    assert len(pqcache.log(cache)) == 6
     assert not (cache / RUNNING).exists()
 
 
