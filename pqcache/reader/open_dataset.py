@@ -249,8 +249,8 @@ def _open_cache(cache: CacheDirectory, snapshot: str | None, fill: FillRequest |
         try:
             return _open_published(cache, snapshot) if arriving is None else _open_arriving(cache, arriving, fill)
         except (CacheError, OSError) as error:
-            if arriving is None and isinstance(error, DamagedError):
-                raise  # it was leased, and does not move any more
+            if arriving is None and isinstance(error, DamagedError) and cache.current() == current:
+                raise  # it has not moved
             is_publishing = os.path.isfile(cache.path / PUBLISHING) and is_locked(cache)  # by a run that is at work
             waits = _PUBLISHING if is_publishing else _MOVING
             may_come = _may_be_moving(cache, snapshot, arriving) and looks * _POLL < waits
@@ -267,7 +267,12 @@ def _open_published(cache: CacheDirectory, snapshot: str | None) -> tuple[LocalD
     else:
         found, lease = cache.lease()
     with closed_on_error(lease):
-        data = LocalDataset(directory=found.path, index=_index_of(found), snapshot=found.id, cache=cache.path)
+        try:
+            data = LocalDataset(directory=found.path, index=_index_of(found), snapshot=found.id, cache=cache.path)
+        except DamagedError as error:
+            if found.path.is_dir():
+                raise
+            raise CacheError(found.path, "the candidate was just published", "open the cache again") from error
     return data, lease
 
 
