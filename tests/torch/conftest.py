@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import multiprocessing
 from collections.abc import Callable, Iterator
@@ -43,6 +44,16 @@ def ranks() -> Iterator[Ranks]:
     pool = Ranks(6)
     yield pool
     pool.close()
+
+
+@pytest.fixture(autouse=True)
+def _no_iterator_is_left() -> Iterator[None]:
+    """End those whose workers are still there: where an error holds them, a garbage collection waits 5 s for each."""
+    yield
+    if multiprocessing.active_children():
+        for left in gc.get_objects():
+            if type(left).__name__.endswith("MultiProcessingDataLoaderIter"):
+                left._shutdown_workers()
 
 
 RunRanks = Callable[..., list[dict[str, Any]]]
