@@ -275,7 +275,7 @@ def test_of_several_processes_one_starts_the_run(small_run: Path, source: Path) 
 
 
 def test_a_run_that_is_killed_is_started_again(small_run: Path, source: Path, published: Path) -> None:
-    options = {"source": str(source), "source_options": {"most": "3"}}  # of 6 files, each run
+    options = {"source": str(source), "source_options": {"most": "5"}}  # of 12 files, each run
     assert epoch(small_run / "cache", 2, "fork", **options) == epoch(published, 2, "fork")
     assert runs(small_run) > 1
 
@@ -316,7 +316,7 @@ def test_a_relative_source_is_the_same_one_in_another_directory(
     (small_run / "elsewhere").mkdir()
     write_shop(small_run / "elsewhere" / "lake", files=4, rows=200, days=1)
     monkeypatch.chdir(small_run)
-    options = {"source": "lake", "source_options": {"most": "2"}}  # its runs end early, and readers start others
+    options = {"source": "lake", "source_options": {"most": "6"}}  # its runs end early, and readers start others
     dataset = ParquetDataset("cache", columns=COLUMNS, batch_size=40, **options)
     monkeypatch.chdir(small_run / "elsewhere")
     again = pickle.loads(pickle.dumps(dataset))  # as for a worker
