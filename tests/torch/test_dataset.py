@@ -75,7 +75,7 @@ def fails(ds: ParquetDataset, workers: int, message: str) -> None:
         batches._shutdown_workers()  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.deep)])
+@pytest.mark.parametrize("context", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.deep)])
 def test_persistent_workers_resume_and_see_the_epoch(shop: Path, context: str) -> None:
     """However they are started: with spawn and forkserver the dataset is pickled."""
     ds = ParquetDataset(shop, batch_size=100, columns=["id"], lanes=2)
@@ -362,7 +362,7 @@ def test_a_plain_file_that_is_replaced_between_epochs_is_an_error(workers: int, 
 
 
 @pytest.mark.parametrize(
-    ("part", "start"), [("current", "fork"), ("current", "spawn"), ("current/dt=2026-11-01", "fork")]
+    ("part", "start"), [("current", "fork"), ("current", "forkserver"), ("current/dt=2026-11-01", "fork")]
 )
 def test_a_path_into_a_snapshot_is_read_from_one_snapshot(part: str, start: str, shop: Path, tmp_path: Path) -> None:
     """Workers that start after another snapshot was published read the one that the dataset was opened with."""

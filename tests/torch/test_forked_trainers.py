@@ -75,11 +75,12 @@ def child(start: Any, target: Callable[..., None], *arguments: Any) -> Iterator[
         process.kill()
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("start", ["fork", "forkserver"])
-@pytest.mark.parametrize("make", [of_loader, of_plain, of_mix])
+@pytest.mark.parametrize(
+    ("make", "start", "workers"),
+    [(of_loader, "fork", 2), (of_loader, "forkserver", 0), (of_plain, "forkserver", 2), (of_mix, "fork", 0)],
+)
 def test_each_begins_where_its_parent_was(
-    table: Path, make: Callable[[Path, int], DataLoader[Any]], start: Any, workers: int
+    table: Path, make: Callable[[Path, int], DataLoader[Any]], start: str, workers: int
 ) -> None:
     """One after the other, while the parent goes on."""
     named = make is of_plain

@@ -41,7 +41,7 @@ def rows_in(batches: Any) -> int:
 
 
 @pytest.mark.usefixtures("launched")
-@pytest.mark.parametrize("context", [None, "fork", "forkserver"])
+@pytest.mark.parametrize("context", [None, "fork", pytest.param("forkserver", marks=pytest.mark.deep)])
 def test_ranks_without_a_process_group_do_not_read_everything(table: Path, context: str | None) -> None:
     options: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": context} if context else {}
     data = ParquetDataset(table, batch_size=32)  # may be made before init_process_group

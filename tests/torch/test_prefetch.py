@@ -325,9 +325,11 @@ def test_an_iteration_that_its_own_thread_collects(late: LateDevice, monkeypatch
     assert copier() is None, "pinned memory is held"
 
 
-def test_an_iteration_that_was_begun_before_a_fork() -> None:
+def test_an_iteration_at_a_fork_and_at_the_end_of_the_program() -> None:
+    """The end waits for its thread: Python would end it within torch's code, which aborts the process."""
     script = """
         import os
+        import time
         import torch
         from pqcache.errors import UsageError
         from pqcache.torch import Prefetch, prefetch
@@ -345,19 +347,6 @@ def test_an_iteration_that_was_begun_before_a_fork() -> None:
             os._exit(0)
         os.waitpid(child, 0)
         print(len(list(batches)))
-        """
-    done = subprocess.run([sys.executable, "-c", dedent(script)], capture_output=True, text=True, cwd=ROOT, timeout=100)
-    refused = "Prefetch: its iteration was begun before a fork; iterate anew in the child process"
-    assert (done.stdout, done.returncode) == (f"{refused}\n4\n", 0), done.stderr
-
-
-def test_the_program_ends_within_an_iteration() -> None:
-    """Its thread is waited for: Python would end it within torch's code, which aborts the process."""
-    script = """
-        import time
-        from pqcache.torch import Prefetch, prefetch
-        from tests.torch.test_prefetch import DEVICE, LateDevice
-        import torch
 
         class Slow(LateDevice):
             def copy(self, pieces, size):
@@ -370,7 +359,8 @@ def test_the_program_ends_within_an_iteration() -> None:
         next(batches)
         """
     done = subprocess.run([sys.executable, "-c", dedent(script)], capture_output=True, text=True, cwd=ROOT, timeout=100)
-    assert (done.stdout, done.returncode) == ("copied\ncopied\n", 0), done.stderr
+    refused = "Prefetch: its iteration was begun before a fork; iterate anew in the child process"
+    assert (done.stdout, done.returncode) == (f"{refused}\n4\ncopied\ncopied\n", 0), done.stderr
 
 
 def test_no_more_is_pinned_than_memory(late: LateDevice, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

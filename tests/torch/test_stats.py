@@ -109,7 +109,7 @@ def test_numbers_in_the_loop_are_up_to_the_batch_that_was_just_got(table: Path, 
     assert read.stats().epoch.waited_seconds == read.stats().total.waited_seconds == waited
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
 def test_workers_of_a_loader_add_up(table: Path, context: str) -> None:
     read = dataset(table, transform=nap)
     loader = Loader(read, num_workers=2, multiprocessing_context=context)

@@ -36,7 +36,7 @@ def ids_of(batches: Any) -> list[int]:
     return [i for batch in batches for i in np.asarray(batch["id"]).tolist()]
 
 
-@pytest.mark.parametrize(("share", "groups"), [(1.0, 100), (0.5, 50), (0.333, 34), (0.16, 16), (0.01, 16), (0.0001, 1)])
+@pytest.mark.parametrize(("share", "groups"), [(1.0, 100), (0.333, 34), (0.01, 16), (0.0001, 1)])
 def test_a_sample_is_a_share_of_the_rows_in_few_row_groups(lake: Path, share: float, groups: int) -> None:
     ds = ParquetDataset(lake, ["id"], sample=share, batch_size=16)
     found = ids_of(ds)
@@ -51,7 +51,7 @@ def test_a_sample_is_a_share_of_the_rows_in_few_row_groups(lake: Path, share: fl
     assert sorted(other) != sorted(found) or share == 1
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(
     share=st.floats(1e-6, 1), seed=st.integers(0, 99), filters=st.sampled_from([None, "x < 4", "id >= 1990", "id < 0"])
 )
@@ -75,7 +75,7 @@ def test_a_small_sample_is_of_random_rows(lake: Path) -> None:
     assert (np.abs(times / times.sum() - 1 / 20) < 0.025).all()  # no place in a row group comes more often
 
 
-@pytest.mark.parametrize("limit", [1, 20, 999, 1001, 5000])
+@pytest.mark.parametrize("limit", [1, 1001, 5000])
 def test_a_limit_is_the_first_rows(lake: Path, limit: int) -> None:
     ds = ParquetDataset(lake, ["id"], limit=limit, batch_size=16)
     assert sorted(ids_of(ds)) == list(range(min(limit, 2000)))
