@@ -224,7 +224,7 @@ class Loader(DataLoader[Any]):
         return self.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any], snapshot: str | None = None) -> None:
-        """Go on where ``state`` was taken, also with another number of workers or ranks that divides its lanes.
+        """Go on where ``state`` was taken, also with other numbers of workers and ranks.
 
         Accepts states of the dataset's own ``state_dict`` too. With ``snapshot="current"`` the next epoch begins on the
         cache's current snapshot. Raises as ``ParquetDataset.load_state_dict``.
