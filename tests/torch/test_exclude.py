@@ -72,8 +72,9 @@ def test_by_values_by_file_and_by_place(cache: Path) -> None:
     assert sorted(found) == sorted(ALL - {5})
 
 
-@pytest.mark.parametrize("how", [{}, {"shuffle": False}, {"filters": "odd = 1"}, {"lanes": 4}])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("how", "workers"), [({}, 2), ({"shuffle": False}, 0), ({"filters": "odd = 1"}, 0), ({"lanes": 4}, 2)]
+)
 def test_in_the_epoch_in_progress_batches_get_shorter(
     cache: Path, how: Any, workers: int, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -228,8 +228,7 @@ class MadeInWorkers(IterableDataset[Any]):
                 assert loader.state_dict()["epoch"] == epoch
 
 
-@pytest.mark.parametrize("kind", ["dataset", "copy", "loader"])
-@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize(("kind", "persistent"), [("dataset", True), ("copy", False), ("loader", True)])
 def test_a_dataset_made_in_a_worker_has_many_epochs(table: Path, kind: str, persistent: bool) -> None:
     options: dict[str, Any] = {"num_workers": 2, "persistent_workers": persistent, "timeout": 5}
     loader = DataLoader(MadeInWorkers(table, kind), batch_size=None, **options)

@@ -91,8 +91,7 @@ def test_a_plain_loader_reads_one_epoch_where_it_is_set_late(table: Path, contex
         assert sorted(ids_of(batches)) == EVERY_ROW
 
 
-@pytest.mark.parametrize("context", ["fork", "forkserver"])
-@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize(("context", "persistent"), [("fork", False), ("forkserver", True)])
 def test_workers_with_the_seed_of_others_read_the_epoch_that_is_set(
     table: Path, persistent: bool, context: str
 ) -> None:
