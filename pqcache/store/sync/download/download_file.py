@@ -440,7 +440,7 @@ def in_batches(
         return zip(batch, results.result(), strict=True)
 
     for batch in batches:
-        if len(waiting) == 2 * jobs:
+        if len(waiting) == 8 * jobs:
             yield from first()
         waiting.append((batch, threads.submit(call_each, batch)))
     while waiting:
