@@ -13,7 +13,7 @@ from pqcache.torch import Loader, ParquetDataset
 def main(cache: str = "cache/shop", checkpoint: Path = Path("ddp.json"), epochs: int = 2) -> None:
     dist.init_process_group("gloo")  # "nccl" with GPUs
     rank = dist.get_rank()
-    # With 1, 2, 3, 4, 6 or 12 ranks x workers batches come in the same sequence, with others in another one
+    # With 1, 2, 3, 4, 6 or 12 ranks x workers the batches come in the same sequence
     dataset = ParquetDataset(cache, columns=["id", "price"], batch_size=64, lanes=12)
     loader = Loader(dataset, num_workers=2)
     model = DistributedDataParallel(torch.nn.Linear(1, 1))
