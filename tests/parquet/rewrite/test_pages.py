@@ -31,6 +31,7 @@ from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.system.memory import BufferPool
 from tests.examples import examples
 from tests.pages import real_pages
+from tests.parquet.rewrite.rewriting import check_same, rewrite
 
 ENCODINGS = Encodings(codecs={"v": "none", "n": "none"})
 
@@ -423,3 +424,27 @@ def test_statistics_are_those_of_one_go(tmp_path: Path, kind: pa.DataType, value
         assert all(a == b or a != a for a, b in zip(read, table["v"].to_pylist(), strict=True))
 
     check()
+
+
+def test_columns_that_need_more_than_a_copy_are_left_to_pyarrow(tmp_path: Path) -> None:
+    """Nulls among large values and in lists, and a NaN among numbers, which is no minimum or maximum."""
+    rng = np.random.default_rng(3)
+    rows = 1200
+    numbers = rng.standard_normal(rows)
+    numbers[rows // 2] = np.nan
+    tokens: list[list[int | None]] = rng.integers(0, 1 << 30, (rows, 64)).tolist()
+    tokens[777][3] = None
+    large = [None if row % 40 == 7 else rng.bytes(2500) for row in range(rows)]
+    columns = {"x": numbers, "tokens": pa.array(tokens, pa.list_(pa.int32())), "large": large}
+    source = tmp_path / "in.parquet"
+    pq.write_table(pa.table(columns), source)
+    result = rewrite([source], tmp_path / "out", size=256 << 10, compression="none")
+    check_same([source], result)
+    first = 0
+    for output in result.outputs:
+        metadata = pq.read_metadata(output.path)
+        for group in map(metadata.row_group, range(metadata.num_row_groups)):
+            values, known = numbers[first : first + group.num_rows], group.column(0).statistics
+            assert (known.min, known.max) == (np.nanmin(values), np.nanmax(values))
+            first += group.num_rows
+    assert first == rows
