@@ -62,7 +62,7 @@ class Cache(CacheDirectory):
             if options.ranks > 1 and workers > 1:
                 raise UsageError(
                     f"num_replicas={options.ranks}",
-                    f"this is one of {workers} workers of a DataLoader, and whether it counts them too is not known",
+                    f"this is one of {workers} workers of a DataLoader, and it is unclear whether it counts them too",
                     "leave num_replicas= and rank= out: the workers share what their process reads. Or use "
                     "pqcache.torch.Loader",
                 )
@@ -73,7 +73,7 @@ class Cache(CacheDirectory):
         if shard is not None and parse_shard(shard).nodes > 1:
             raise UsageError(
                 f"{self.path}",
-                f"holds share {shard} alone, and there are {replicas} processes: which of them read it is not known",
+                f"holds share {shard} alone, and there are {replicas} processes: it is unclear which of them read it",
                 "give num_replicas= and rank= of the processes of this node; 1 and 0 for one",
             )
         return replicas, number

@@ -166,7 +166,7 @@ class Arrivals:
         with self.wanting(left, urgent=True), letting_forks_go_on():
             while len(left):
                 if is_shut_down():
-                    raise CacheError(self.cache, "nobody wants what is waited for any more")
+                    raise CacheError(self.cache, "its readers have gone")
                 patience.look(int(left[0]), begun)
                 time.sleep(POLL)
                 left = left[~self.arrived(left)]

@@ -219,7 +219,7 @@ def _open_local(
             if whole is not None:
                 data = _with_types(data, {}, whole.index().table_schema)
         if snapshot is not None and data.snapshot != snapshot:
-            raise UsageError(data.root, f"its files are not those of {snapshot}", "they have changed since then")
+            raise UsageError(data.root, f"its files differ from those of {snapshot}", "they have changed since then")
         return data, held
 
 
@@ -426,7 +426,7 @@ class Files:
                 raise group.replaced(there)
         raise ParquetError(
             found.path,
-            f"it has {format_count(len(rows), 'row group')}, where the index has other ones",
+            f"it has {format_count(len(rows), 'row group')}, and the index has others",
             advice_for_file(found.path, _REPLACED),
         )
 
@@ -538,7 +538,7 @@ class RowGroup:
     def replaced(self, rows: int) -> ParquetError:
         return ParquetError(
             self.path,
-            f"row group {self.row_group} has {rows} rows where the index has {self.rows}",
+            f"row group {self.row_group} has {rows} rows, and the index says {self.rows}",
             advice_for_file(self.path, _REPLACED),
         )
 

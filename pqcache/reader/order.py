@@ -381,7 +381,7 @@ def check_format(state: Any, name: str, owner: str) -> None:
         reason = f"it is of format 1, in whose order a batch has other rows: this pqcache reads format {FORMAT}"
         raise UsageError(name, reason, "resume with the pqcache that took it, or start the epoch afresh")
     if state["format"] != FORMAT:
-        raise UsageError(name, f"it is of format {state['format']}, this pqcache reads {FORMAT}", "upgrade pqcache")
+        raise UsageError(name, f"it has format {state['format']}, this pqcache reads {FORMAT}", "upgrade pqcache")
 
 
 _SAMPLED_BATCHES = 100  # spread over the epoch

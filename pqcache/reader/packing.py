@@ -102,7 +102,9 @@ class Pack:
                 return converted
         except (TypeError, ValueError, OverflowError):
             pass
-        raise UsageError("pack", f"padding={value!r} is no value for {column!r}, which is {dtype}", "give another one")
+        raise UsageError(
+            "pack", f"padding={value!r} is not a valid value for {column!r}, which is {dtype}", "give another one"
+        )
 
     @property
     def id_columns(self) -> list[str]:

@@ -278,7 +278,7 @@ def _check_process(what: str, process: int) -> None:
     if process != os.getpid():
         raise UsageError(
             what,
-            f"this iterator was made in process {process}, and goes on in a fork of it, which has none of its threads",
+            f"this iterator was made in process {process} and cannot go on in a fork, which has none of its threads",
             "make the iterator in the process that reads it, in a DataLoader's dataset within __iter__; "
             'multiprocessing_context="forkserver" forks no iterators',
         )

@@ -119,7 +119,7 @@ def _is_shared() -> bool:
 def _check_owner(path: Path, status: os.stat_result, cache: Path) -> None:
     if is_trusted(status.st_uid):
         return
-    reason = f"belongs to {user_name(status.st_uid)}, and what others put there is not trusted"
+    reason = f"belongs to {user_name(status.st_uid)}, so its content is not trusted"
     me = user_name(os.geteuid())
     if path.parent == cache / "tmp":
         advice = f"remove it: rm -r {quoted(path)}"
@@ -132,7 +132,7 @@ def _check_writers(path: Path, status: os.stat_result, cache: Path) -> None:
     writers = _writers(status)
     if writers:
         advice = f"chmod -R go-w {quoted(cache)}; for a cache that a group shares, set {GROUPS}"
-        raise CacheError(path, f"can be written by {writers}, and what others put there is not trusted", advice)
+        raise CacheError(path, f"can be written by {writers}, so its content is not trusted", advice)
 
 
 def _writers(status: os.stat_result) -> str:

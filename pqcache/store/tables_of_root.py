@@ -219,7 +219,7 @@ def _check_removable(cache: CacheDirectory) -> None:
         named = ", ".join(str(path.relative_to(cache.path)) for path in foreign[:5])
         more = f" and {len(foreign) - 5:,} more" if len(foreign) > 5 else ""
         advice = "move it away, or give --force to remove it too"
-        raise CacheError(cache.path, f"has something in it that is not the cache's: {named}{more}", advice)
+        raise CacheError(cache.path, f"has files that do not belong to the cache: {named}{more}", advice)
     if pins := read_kept(cache.path).pins:
         named = ", ".join(f"{snapshot} ({name})" if name else snapshot for snapshot, name in pins.items())
         raise CacheError(cache.path, f"has pinned snapshots: {named}", "unpin them, or give --force")
@@ -256,9 +256,7 @@ def read_tables(root: Path) -> list[ListedTable]:
     if not path.is_file() or not has_tables(path):
         return []
     if not is_own(path.stat()):
-        raise CacheError(
-            path, "can be written by others, and what they put there is not trusted", f"chmod go-w {quoted(path)}"
-        )
+        raise CacheError(path, "can be written by others, so its content is not trusted", f"chmod go-w {quoted(path)}")
     try:
         document = parsed(config_text(path))
     except (OSError, *MALFORMED) as error:
@@ -267,7 +265,7 @@ def read_tables(root: Path) -> list[ListedTable]:
     tables = document[_TABLES]
     if strange or not isinstance(tables, dict):
         what = f"'{strange[0]}'" if strange else f"{_TABLES} = {tables!r}"
-        raise CacheError(path, f"{what} is not known beside tables", "write [tables.NAME] above what is of a table")
+        raise CacheError(path, f"{what} is not known beside tables", "put the entries of a table below [tables.NAME]")
     return [_entry(path, name, values) for name, values in tables.items()]
 
 

@@ -356,7 +356,7 @@ class Batch(dict[str, Any]):
             raise UsageError(
                 "batch.rows()",
                 "the dataset that it was read from is gone, or has loaded another snapshot since",
-                "keep the dataset, or call rows_of(batch.epoch, batch.index) of one that is made alike",
+                "keep the dataset, or call rows_of(batch.epoch, batch.index) of another dataset with the same options",
             )
         return dataset.rows_at(self.position)
 

@@ -203,7 +203,7 @@ class ParquetDataset(ResumableDataset):
         if callable(self.options.weights):
             raise UsageError("weights", "passes of a mix have one length, and weights of the epoch change it")
         if self._tally is not None:
-            raise UsageError("proof=True", "epochs of a mix are not those of its datasets", "leave it out")
+            raise UsageError("proof=True", "a mix counts its own epochs", "leave it out")
         if not self.pad:
             raise UsageError("pad=False", "the mix decides how its ranks end", "give it to the mix instead")
         return self._reader

@@ -203,4 +203,4 @@ def snapshot_of(cache: Path, listing: str) -> str:
     for snapshot in reversed(CacheDirectory(cache).snapshots()):
         if listing_of(snapshot) == listing:
             return snapshot.id
-    raise UsageError(cache, f"the state belongs to {listing}, of which no share is kept here any more")
+    raise UsageError(cache, f"the state belongs to {listing}, and no share of it is kept here any more")

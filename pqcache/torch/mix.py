@@ -78,7 +78,7 @@ class Mix(ResumableDataset):
             raise UsageError("datasets", 'give at least one by name, like {"web": ParquetDataset(...)}')
         for name, dataset in datasets.items():
             if not isinstance(dataset, ParquetDataset):
-                raise UsageError("datasets", f"{name!r} is no ParquetDataset")
+                raise UsageError("datasets", f"{name!r} is not a ParquetDataset")
         if len({id(dataset) for dataset in datasets.values()}) < len(datasets):
             raise UsageError("datasets", "one of them is there under two names", "construct it twice")
         if within_batch and weights is not None:
@@ -139,7 +139,7 @@ class Mix(ResumableDataset):
         if not changed and list(loaded.datasets) != list(self.datasets):
             raise UsageError(
                 "state",
-                f"it is of a mix of {', '.join(loaded.datasets)}, this one is of {', '.join(self.datasets)}",
+                f"it belongs to a mix of {', '.join(loaded.datasets)}, and this one mixes {', '.join(self.datasets)}",
                 "construct it with the same datasets in the same order, or give changed=True at the end of an epoch",
             )
         before = [reader.token for reader in self._by_name.values()]

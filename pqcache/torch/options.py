@@ -125,7 +125,7 @@ class DatasetOptions(EpochOptions, IterationOptions):
             raise UsageError("batch_size=None", "packed sequences come in batches", "give it a batch_size")
         if conversion.mask or conversion.fill:
             advice = f'leave them out with filters="{pack.column} is not null"'
-            raise UsageError("nulls", "documents that are null are not packed", advice)
+            raise UsageError("nulls", "null documents cannot be packed", advice)
         if self.ragged:
             raise UsageError("ragged", "packed lists are tensors", "leave it out")
 

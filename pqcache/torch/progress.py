@@ -87,7 +87,7 @@ class SavedPlace:
         if self.worker is not None and self.worker[:2] != ([info.id, info.num_workers] if info else [None, 0]):
             raise UsageError(
                 "state",
-                f"it is of worker {self.worker[0]} of {self.worker[1]}",
+                f"it belongs to worker {self.worker[0]} of {self.worker[1]}",
                 "StatefulDataLoader must have the same num_workers again; pqcache.torch.Loader may have any",
             )
 

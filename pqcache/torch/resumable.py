@@ -38,7 +38,7 @@ _REPEATS = (
 def _other_epoch(named: int, of_state: int) -> UsageError:
     return UsageError(
         f"set_epoch({named})",
-        f"the state that the loader was given is of epoch {of_state}",
+        f"the loaded state is at epoch {of_state}",
         f"begin with set_epoch({of_state}): dataset.epoch does not know of a StatefulDataLoader's state "
         "before it iterates; pqcache.torch.Loader and its epoch do",
     )
@@ -316,7 +316,7 @@ class ResumableDataset(IterableDataset[Batch]):
         elif isinstance(after, Batch) and has_moved(after.position):
             raise UsageError(
                 "state_dict(after=batch)",
-                "the batch is of another snapshot than the dataset reads by now",
+                "the batch is from another snapshot than the dataset reads now",
                 "take the state before the next epoch begins, or use pqcache.torch.Loader and its state_dict()",
             )
         elif isinstance(after, Batch) and after.index >= 0:

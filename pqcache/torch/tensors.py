@@ -164,7 +164,7 @@ def check_type(name: str, kind: pa.DataType, decimals: str | None, bounds: Calla
     elif pa.types.is_null(bare):
         raise UsageError(
             f"column {name!r}",
-            "it has no type: its values are null, or of a type that is not read here, like INTERVAL",
+            "it has no type: its values are null, or of a type that pqcache does not read, like INTERVAL",
             "leave it out with columns=, or write it with a type",
         )
     elif not (is_text(bare) or pa.types.is_fixed_size_binary(bare) or number_dtype(bare) is not None):
@@ -265,7 +265,7 @@ def _number_of(fill: Any, dtype: torch.dtype, name: str) -> Any:
 
 
 def _no_fill(name: str, fill: Any, kind: object) -> UsageError:
-    return UsageError("nulls", f"{fill!r} is no value for {name!r}, which is {kind}", "give one of its type")
+    return UsageError("nulls", f"{fill!r} is not a valid value for {name!r}, which is {kind}", "give one of its type")
 
 
 def _unscaled(data: Any, kind: pa.DataType, name: str) -> Any:

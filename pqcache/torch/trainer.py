@@ -95,7 +95,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
     def _pqcache_evaluation(self, dataset: ResumableDataset) -> DataLoader[Any]:
         _check_arguments(self, dataset, "per_device_eval_batch_size")
         if dataset is self.train_dataset:
-            raise UsageError("eval_dataset", "it is the train_dataset, which is being read", "make a second dataset")
+            raise UsageError("eval_dataset", "it is the train_dataset, which is in use", "make a second dataset")
         if dataset._rows_of_batches() is None and self.args.world_size > 1:
             raise UsageError(
                 "eval_dataset",

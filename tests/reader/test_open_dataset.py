@@ -63,7 +63,7 @@ def test_a_plain_file_that_was_replaced_is_an_error(replace: Callable[[Path], No
     if replace is by_rename_with_its_time:  # as a copy on another node
         return
     assert open_local_dataset(tmp_path)[0].snapshot != data.snapshot
-    with pytest.raises(UsageError, match="its files are not those of files-"):
+    with pytest.raises(UsageError, match="its files differ from those of files-"):
         open_local_dataset(tmp_path, data.snapshot)
 
 

@@ -153,7 +153,7 @@ def test_options_that_make_no_sense(root: Path) -> None:
     for message, datasets in (
         ("at least one by name", {}),
         ("at least one by name", [web]),
-        ("'w' is no ParquetDataset", {"w": root}),
+        ("'w' is not a ParquetDataset", {"w": root}),
         ("two names", {"a": web, "b": web}),
         ("'w': batch_size=None: a mix draws complete batches", {"w": ParquetDataset(root / "web", batch_size=None)}),
         ("'w': lanes, num_replicas and rank: give them to the mix", {"w": ParquetDataset(root / "web", lanes=4)}),

@@ -183,7 +183,7 @@ def test_a_batch_of_an_earlier_snapshot_is_no_place_in_this_one(lake: Lake) -> N
     assert loader.dataset.state_dict(after=last)["batch"] == 7
     lake.night()
     next(iter(loader))
-    with pytest.raises(UsageError, match="the batch is of another snapshot than the dataset reads by now"):
+    with pytest.raises(UsageError, match="the batch is from another snapshot than the dataset reads now"):
         loader.dataset.state_dict(after=last)
     with pytest.raises(UsageError, match="has loaded another snapshot since"):
         last.rows()

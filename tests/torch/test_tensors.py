@@ -404,7 +404,7 @@ def test_masks_and_nulls_inside(tmp_path: Path) -> None:
     ],
 )
 def test_a_fill_of_another_type_is_refused(tmp_path: Path, array: pa.Array, fill: Any) -> None:
-    with pytest.raises(UsageError, match=r"nulls: .* is no value for 'c', which is"):
+    with pytest.raises(UsageError, match=r"nulls: .* is not a valid value for 'c', which is"):
         batch_of(tmp_path, {"nulls": {"c": fill}}, c=array)
 
 

@@ -82,7 +82,7 @@ def excluded(data: LocalDataset, given: Any) -> list[Excluded]:
         found = [Excluded(values={name: _values(data, name, values) for name, values in given.items()})]
     elif isinstance(given, str):
         if given not in data.index.paths:
-            raise UsageError(f"exclude={given!r}", "is no file of the dataset", "name it as 'pqcache rows' does")
+            raise UsageError(f"exclude={given!r}", "is not a file of the dataset", "name it as 'pqcache rows' does")
         found = [Excluded(rows={given: (_content(data, given), None)})]
     elif isinstance(given, Iterable) and not isinstance(given, bytes):
         found = [one for item in given for one in excluded(data, item)]
@@ -100,7 +100,7 @@ def _by_place(data: LocalDataset, rows: SelectedRows) -> Excluded:
     lease = None
     if rows.snapshot and rows.snapshot != data.snapshot:
         if data.cache is None:
-            raise UsageError("exclude", f"the rows are of {rows.snapshot}, and {data.root} is {data.snapshot}")
+            raise UsageError("exclude", f"the rows belong to {rows.snapshot}, and {data.root} is {data.snapshot}")
         data, lease = open_local_dataset(data.cache, rows.snapshot)
     with lease or nullcontext():
         rows.check(data.index.rows)

@@ -188,7 +188,9 @@ def base_of(data: LocalDataset, since: Any) -> str:
         last = ", ".join(published[-5:])
         raise UsageError(f"since={name!r}", f"{data.cache} never had this snapshot", f"its last ones are {last}")
     if _number(base) > _number(data.snapshot):
-        raise UsageError(f"since={base!r}", f"it is newer than {data.snapshot}, which is read", "name an older one")
+        raise UsageError(
+            f"since={base!r}", f"it is newer than {data.snapshot}, the one being read", "name an older one"
+        )
     return base
 
 

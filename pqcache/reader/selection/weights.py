@@ -140,7 +140,7 @@ class ValueWeights:
             raise UsageError(
                 f"weights of {self.column.name!r}",
                 f"there are rows with {value!r}, which has no weight",
-                f"name it, or all that are not named with ...: {{{value!r}: 1.0, ...: 1.0}}",
+                f"give it one, or give one to all others with ...: {{{value!r}: 1.0, ...: 1.0}}",
             )
         return np.asarray(found, np.int64)
 

@@ -126,7 +126,7 @@ def _from_host(shown: str, host: str) -> dict[str, str]:
     match = re.fullmatch(r"([^.:@/]+)\.(?:dfs|blob)\.([\w.-]+)", host)
     if match is None:
         advice = "write CONTAINER@ACCOUNT.dfs.core.windows.net, or CONTAINER alone with -o endpoint=URL"
-        raise UsageError(shown, "has no account that is known", advice)
+        raise UsageError(shown, "does not say which account it is in", advice)
     account, cloud = match.groups()
     if cloud == "core.windows.net":
         return {"account_name": account}

@@ -253,4 +253,4 @@ def known_cause(name: str, error: BaseException | str) -> SourceError | None:
 
 
 def _no_host(name: str) -> SourceError:
-    return SourceError(name, "cannot connect: the name of the host is not known", "check the URL and the endpoint")
+    return SourceError(name, "cannot connect: unknown host", "check the URL and the endpoint")

@@ -268,7 +268,7 @@ def ray_executor(scheduler: str) -> Iterator[RayExecutor]:
             client: Any = ray.init(scheduler, allow_multiple=True, log_to_driver=False, logging_level=logging.CRITICAL)
     except ConnectionAbortedError as error:
         raise SourceUnavailable(
-            scheduler, f"lets nobody in ({first_line(error)})", "look at the cluster's logs"
+            scheduler, f"refuses clients ({first_line(error)})", "look at the cluster's logs"
         ) from error
     except ConnectionError as error:
         raise unreachable from error

@@ -86,7 +86,7 @@ def resolve_dense(paths: Sequence[Path], columns: Sequence[str] | None, narrow: 
             )
         length = _first_length(files, name)
         if length is None:
-            raise UsageError(f"--dense {name}", "no file has a row, so its length is not known")
+            raise UsageError(f"--dense {name}", "its length is unknown, as no file has rows")
         if narrow and dtype.strip("u").startswith("int"):
             dtype = smallest(*_extremes(files, name))
         as_dense(schema.field(name), Dense(dtype, length))  # raises where that is too wide
@@ -269,7 +269,7 @@ def local_root(url: str) -> Path:
     if not is_local(url):
         raise UsageError(
             "--dense",
-            f"every file has to be read first, and {redact(url)} is not local",
+            f"every file would have to be read first, and {redact(url)} is not local",
             f"copy it with 'pqcache sync {quoted(redact(url))} CACHE', then run 'pqcache repartition CACHE'",
         )
     return local_directory(url)

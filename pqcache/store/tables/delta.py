@@ -398,7 +398,7 @@ class DeltaSchema:
 def check_features(url: str, version: int, features: Collection[str]) -> None:
     """Raise UsageError if a table needs a reader feature that pqcache does not have."""
     if version > _MAX_READER_VERSION:
-        raise UsageError(url, f"is a Delta table of reader version {version}, which is not known", PLAIN)
+        raise UsageError(url, f"is a Delta table of an unknown reader version, {version}", PLAIN)
     unknown = sorted(set(features) - _READ_RIGHT)
     if unknown:
         names = ", ".join(unknown)
@@ -408,14 +408,14 @@ def check_features(url: str, version: int, features: Collection[str]) -> None:
 def check_schema(url: str, schema: DeltaSchema) -> None:
     """Raise UsageError if the values of a column would not come out right."""
     if schema.mode not in ("none", "name", "id"):
-        raise UsageError(url, f"is a Delta table with column mapping by {schema.mode!r}, which is not known", PLAIN)
+        raise UsageError(url, f"is a Delta table with an unknown kind of column mapping, {schema.mode!r}", PLAIN)
     for field in schema.fields:
         kind = field["type"]
         if field["name"] in schema.partitions and kind == "binary":
             raise UsageError(url, f"partition column {field['name']!r} is binary, which a path cannot hold", PLAIN)
         inside = list(_nested(field))
         if any(inner["type"] == "variant" for inner in inside):
-            raise UsageError(url, f"column {field['name']!r} holds a variant, which is not known", PLAIN)
+            raise UsageError(url, f"column {field['name']!r} holds variants, which pqcache does not read", PLAIN)
         changes = (c for inner in inside for c in (inner.get("metadata") or {}).get("delta.typeChanges", ()))
         if any(change.get("toType") == "timestamp_ntz" for change in changes):
             reason = f"column {field['name']!r} was dates and is timestamps now, which old files are not read as"

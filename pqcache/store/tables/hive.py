@@ -769,7 +769,7 @@ def check_parquet(url: str, directory: str, storage: Storage, table: TableEntry)
     """Raise UsageError if files are not read as Parquet: those of a partition, or of the table without any."""
     of = printable(f"{url}/{directory}" if directory else url)
     if "hudi" in storage.input_format.lower():
-        raise UsageError(of, "is of a Hudi table, whose timeline says which files count", _EXPORT)
+        raise UsageError(of, "belongs to a Hudi table, whose timeline says which files count", _EXPORT)
     if storage.input_format.lower() in _PARQUET_INPUT and storage.serde.lower() in _PARQUET_SERDE:
         return
     provider = table.parameters.get("spark.sql.sources.provider", "")
