@@ -26,6 +26,7 @@ from pqcache.errors import ParquetError
 from pqcache.parquet import chunk_reader, footer, thrift
 from pqcache.parquet.pages import CODECS
 from pqcache.parquet.row_group_reader import RowGroupFile
+from pqcache.parquet.schema import ARROW_SCHEMA, encode_schema
 from tests.examples import examples
 from tests.pages import chunks_of, edited
 from tests.parquet.list_pages import write_lists
@@ -398,6 +399,21 @@ def test_long_values_and_lists_do_not_go_through_pyarrow(
     pq.write_table(table.slice(0, 10), path)
     check_file(path)
     assert kinds["_lists"] == 1  # few values are decoded by pyarrow sooner
+
+
+def test_lists_that_are_not_of_the_fixed_size_are_refused(tmp_path: Path, counted: Counted) -> None:
+    path, said = tmp_path / "t.parquet", pa.schema([("t", pa.list_(pa.int64(), 3))])
+    pq.write_table(pa.table({"t": [[1, 2], [3, 4, 5, 6]]}), path)
+
+    def lie(fields: thrift.Struct) -> None:
+        (pair,) = [pair for pair in fields[5][1].values if pair[1][1] == ARROW_SCHEMA]
+        pair[2] = (thrift.BINARY, encode_schema(said))
+
+    path.write_bytes(edited(path.read_bytes(), lie))
+    assert pt.is_fixed_size_list(RowGroupFile(path).schema.field("t").type)
+    with pytest.raises(ParquetError, match="row group 0 cannot be read"):
+        one(path)
+    assert not counted.kinds
 
 
 def test_texts_of_a_dictionary_are_views_into_it(tmp_path: Path) -> None:
