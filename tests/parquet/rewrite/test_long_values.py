@@ -139,3 +139,9 @@ def test_what_pyarrow_decodes_is_a_few_rows_at_a_time(tmp_path: Path, monkeypatc
     assert max(sizes) < 8
     found = without_views(pa.concat_tables([batch.table for batch in batches_of(path)]))
     assert found["long"].to_pylist() == rows
+
+
+def test_only_values_behind_their_length_are_copied_as_they_lie() -> None:
+    views = pa.array([b"x" * 20, b"y" * 30], pa.binary()).cast(pa.binary_view())
+    assert length_prefixed_bytes(views) is None
+    assert length_prefixed_bytes(pa.array([b"short"], pa.binary()).cast(pa.binary_view())) is None
