@@ -306,6 +306,12 @@ def test_of_a_partition_that_is_damaged_in_a_kept_snapshot_all_is_fetched(
     assert same_values(rows_at(cache / "current"), rows_at(lake))
 
 
+def test_comparing_content_trusts_no_kept_snapshot(lake: Path, cache: Path) -> None:
+    pqcache.rollback(cache, release=True)
+    assert pqcache.sync(cache, compare="content").fetched_bytes > 0
+    assert is_current(cache, rows_at(lake))
+
+
 def test_a_kept_file_of_the_right_size_that_is_no_parquet_is_named(lake: Path, cache: Path) -> None:
     third = CacheDirectory(cache).snapshot("3").path / "dt=2026-11-03" / "part-00000.parquet"
     size = third.stat().st_size

@@ -183,6 +183,12 @@ def leave_one_file(reads: LocalReads, made: Path, cache: Path) -> ArrivingSnapsh
     return snapshot
 
 
+def test_gc_keeps_what_a_run_will_continue(reads: LocalReads, made: Path, tmp_path: Path) -> None:
+    snapshot = leave_one_file(reads, made, tmp_path / "cache")
+    assert pqcache.gc(tmp_path / "cache").removed == ()
+    assert snapshot.path.exists()
+
+
 @pytest.mark.parametrize("fill", [True, False], ids=["fill", "plain"])
 def test_the_next_run_goes_on(fill: bool, reads: LocalReads, made: Path, tmp_path: Path) -> None:
     snapshot = leave_one_file(reads, made, tmp_path / "cache")
