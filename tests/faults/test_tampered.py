@@ -187,6 +187,17 @@ def test_a_manifest_of_other_columns(column: str, originals: Path, tmp_path: Pat
     assert pqcache.sync(cache).published, "it is built again"
 
 
+def test_a_manifest_of_fewer_files_than_the_index(originals: Path, tmp_path: Path) -> None:
+    cache = Path(shutil.copytree(originals / "caches/cache", tmp_path / "cache", symlinks=True))
+    path = (cache / "current/_pqcache/files.arrow").resolve()
+    table = pa.ipc.open_file(pa.BufferReader(path.read_bytes())).read_all().slice(1)
+    path.unlink()
+    with pa.ipc.new_file(path, table.schema) as writer:
+        writer.write_table(table)
+    with pytest.raises(pqcache.DamagedError, match="names other files than the row-group index"):
+        pqcache.inspect(cache)
+
+
 def test_a_damaged_line_of_the_history_is_passed_over(originals: Path, tmp_path: Path) -> None:
     cache = Path(shutil.copytree(originals / "caches/cache", tmp_path / "cache", symlinks=True))
     known = pqcache.log(cache)

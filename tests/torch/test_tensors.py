@@ -9,6 +9,7 @@ import os
 import pickle
 import re
 from collections.abc import Iterator
+from datetime import date, datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -437,6 +438,48 @@ def test_bytes_below_null_rows_are_left_out(nulls: str | dict[str, str]) -> None
     text, _ = to_value(pa.Array.from_buffers(pa.string(), 3, buffers), "s", Conversion.of(nulls))
     assert isinstance(text, Ragged)
     assert (text.to_list(), bytes(text.values.tolist())) == (["a", "", "c"], b"ac")
+
+
+def test_nulls_masked(tmp_path: Path) -> None:
+    batch = batch_of(
+        tmp_path,
+        {"nulls": "mask"},
+        x=pa.array([1, None, 3]),
+        s=pa.array(["a", None, "c"]),
+        l=pa.array([[1], None, [2, 3]]),
+        f=pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int32(), 2)),
+        b=pa.array([True, None, False]),
+        st=pa.array([{"a": 1}, None, {"a": 3}]),
+    )
+    assert batch["x"].tolist() == [1, 0, 3]
+    for name in ("x", "s", "l", "f", "b", "st"):
+        assert batch[f"{name}_mask"].tolist() == [True, False, True], name
+    assert batch["s"].to_list() == ["a", "", "c"]
+    assert batch["l"].to_list() == [[1], [], [2, 3]]
+    assert batch["f"].tolist() == [[1, 2], [0, 0], [3, 4]]
+    assert batch["b"].tolist() == [True, False, False]
+    assert batch["st"]["a"].tolist() == [1, 0, 3]
+
+
+def test_times(tmp_path: Path) -> None:
+    moment = datetime(2026, 11, 1, 12, tzinfo=timezone.utc)
+    batch = batch_of(
+        tmp_path,
+        None,
+        date=pa.array([date(1970, 1, 2), date(1969, 12, 31)]),
+        us=pa.array([moment.replace(tzinfo=None)] * 2, pa.timestamp("us")),
+        zoned=pa.array([moment] * 2, pa.timestamp("ms", "Asia/Seoul")),
+        time32=pa.array([1, 2], pa.time32("ms")),
+        time64=pa.array([1, 2], pa.time64("ns")),
+        duration=pa.array([1, 2], pa.duration("us")),
+    )
+    assert batch["date"].dtype == torch.int32
+    assert batch["date"].tolist() == [1, -1]
+    seconds = int(moment.timestamp())
+    assert batch["us"].tolist() == [seconds * 10**6] * 2
+    assert batch["zoned"].tolist() == [seconds * 1000] * 2
+    assert (batch["time32"].dtype, batch["time64"].dtype) == (torch.int32, torch.int64)
+    assert batch["duration"].tolist() == [1, 2]
 
 
 def test_nulls_filled(tmp_path: Path) -> None:
