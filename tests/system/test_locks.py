@@ -26,6 +26,9 @@ def test_a_lock_is_held_busy_or_not_there(tmp_path: Path, monkeypatch: pytest.Mo
     os.close(one)
     assert locks.try_lock(other, exclusive=True) is True
     os.close(other)
+    (tmp_path / "link").symlink_to(path)
+    with pytest.raises(OSError, match="symbolic links"):
+        locks.open_to_lock(tmp_path / "link")
     descriptor = os.open(path, os.O_RDONLY)
     assert locks.lock_holder(descriptor) == ""
     for number in NUMBERS:

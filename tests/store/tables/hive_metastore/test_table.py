@@ -290,6 +290,14 @@ def test_deltas_of_a_transactional_table_are_found_where_the_metastore_does_not_
         pqcache.sync(url, tmp_path / "cache")
 
 
+def test_a_location_that_cannot_be_listed_is_an_error_and_not_empty(database: Database, tmp_path: Path) -> None:
+    url = daily(database, tmp_path / "t", 2)
+    shutil.rmtree(tmp_path / "t" / "dt=1")
+    (tmp_path / "t" / "dt=1").symlink_to(tmp_path / "t" / "dt=1")
+    with pytest.raises(SourceError, match="dt=1: "):
+        pqcache.sync(url, tmp_path / "cache", retries=0)
+
+
 @pytest.mark.hdfs
 def test_locations_may_be_on_hdfs(database: Database, hdfs: Hdfs, hdfs_dir: str, tmp_path: Path) -> None:
     url = database.table("t", f"{hdfs_dir}/t", {"dt": "string"})
