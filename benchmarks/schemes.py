@@ -16,7 +16,7 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from repartition import multimodal, tabular, tokens
+from _loader_data import multimodal, tabular, tokens
 
 from pqcache.parquet.rewrite.encodings import Encodings, choose_encodings
 
@@ -64,7 +64,7 @@ def main() -> None:
         ("tabular", tabular, 300_000),
         ("tokens", tokens, 15_000),
     ):
-        table = make(np.random.default_rng(1), rows).combine_chunks()
+        table = make(np.random.default_rng(1), 0, rows).combine_chunks()
         found = schemes(table)
         times: dict[str, tuple[list[float], list[float]]] = {scheme: ([], []) for scheme in found}
         sizes = {}
