@@ -38,7 +38,7 @@ from pqcache.store.manifest_file import write_manifest
 from pqcache.store.publish import publish
 from pqcache.store.row_group_index import Index, IndexBuilder, build_index
 from pqcache.store.snapshot import write_checksums
-from pqcache.system.checksum import checksum_of
+from pqcache.system.disk import checksum_of
 
 PER_DIRECTORY, LINKS = 1000, 10_000  # of a directory, and to one file: ext4 allows 65,000, snapshots add theirs
 ROWS = 64  # of a row group

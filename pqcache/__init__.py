@@ -54,17 +54,17 @@ if TYPE_CHECKING:  # the only list of the public names: type checkers read it, a
     from pqcache.store.history import log as log
     from pqcache.store.inspect import Inspection as Inspection
     from pqcache.store.inspect import inspect as inspect
-    from pqcache.store.keys.build import IndexReport as IndexReport
-    from pqcache.store.keys.build import index as index
-    from pqcache.store.keys.lookup import SelectedRows as SelectedRows
+    from pqcache.store.key_index import IndexReport as IndexReport
+    from pqcache.store.key_index import index as index
+    from pqcache.store.key_lookup import SelectedRows as SelectedRows
     from pqcache.store.publish import GcReport as GcReport
     from pqcache.store.publish import gc as gc
     from pqcache.store.repartition.command import repartition as repartition
     from pqcache.store.repartition.dense_proposals import Proposal as Proposal
     from pqcache.store.repartition.dense_proposals import dense_proposals as dense_proposals
     from pqcache.store.repartition.to_target import RepartitionReport as RepartitionReport
-    from pqcache.store.serve.command import CacheServer as CacheServer
-    from pqcache.store.serve.command import serve as serve
+    from pqcache.store.serve import CacheServer as CacheServer
+    from pqcache.store.serve import serve as serve
     from pqcache.store.snapshot import Snapshot as Snapshot
     from pqcache.store.snapshots import PinReport as PinReport
     from pqcache.store.snapshots import RollbackReport as RollbackReport
@@ -83,8 +83,8 @@ if TYPE_CHECKING:  # the only list of the public names: type checkers read it, a
     from pqcache.store.tables_of_root import RemoveReport as RemoveReport
     from pqcache.store.tables_of_root import add as add
     from pqcache.store.tables_of_root import remove as remove
-    from pqcache.store.verify.command import VerifyReport as VerifyReport
-    from pqcache.store.verify.command import verify as verify
+    from pqcache.store.verify import VerifyReport as VerifyReport
+    from pqcache.store.verify import verify as verify
     from pqcache.units import parse_size as parse_size
 else:
 

@@ -15,7 +15,7 @@ from pqcache.reader.open_dataset import shard_of
 from pqcache.reader.options import BatchArguments, BatchOptions
 from pqcache.reader.processes import check_launched, count_and_number, is_rank, worker_of_torch
 from pqcache.store.cache_directory import CacheDirectory
-from pqcache.store.keys.lookup import SelectedRows, lookup
+from pqcache.store.key_lookup import SelectedRows, lookup
 from pqcache.store.table_part import parse_shard
 
 

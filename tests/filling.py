@@ -26,7 +26,7 @@ from pqcache.store.manifest_file import write_manifest
 from pqcache.store.publish import new_snapshot_id
 from pqcache.store.row_group_index import IndexBuilder, local_files, with_dictionaries, write_index
 from pqcache.store.snapshot import write_checksums
-from pqcache.system.checksum import checksum_of
+from pqcache.system.disk import checksum_of
 from pqcache.system.locks import lock_as_writer
 from tests.waiting import becomes_true
 

@@ -174,12 +174,12 @@ class _ForkedChecker:
 
 def fork_checkers() -> None:
     """Let verify, called in this process, fork the processes that check files, but for those of the second engine."""
-    from pqcache.store.verify import command
+    from pqcache.store import verify
 
     def popen(words: list[str], **how: Any) -> Any:
         return subprocess.Popen(words, **how) if "fastparquet" in words else _ForkedChecker(words, **how)
 
-    command.subprocess = SimpleNamespace(Popen=popen, PIPE=subprocess.PIPE)  # type: ignore[assignment]
+    verify.subprocess = SimpleNamespace(Popen=popen, PIPE=subprocess.PIPE)  # type: ignore[assignment]
 
 
 def _send(server: socket.socket, job: bytes, streams: list[int]) -> None:
@@ -286,7 +286,7 @@ def _report(clients: dict[int, socket.socket]) -> None:
 
 
 def _check_files() -> NoReturn:
-    from pqcache.store.verify import file_checks
+    from pqcache.store import file_checks
 
     os.setsid()
     code = 1
@@ -325,7 +325,7 @@ if __name__ == "__main__":
         if sys.argv[2] == "pqcache":
             _import_all()
         else:
-            importlib.import_module("pqcache.store.verify.file_checks")
+            importlib.import_module("pqcache.store.file_checks")
         gc.freeze()  # what is there is not looked at again, and so not copied, by the children
         print("ready", flush=True)
         run = _run if sys.argv[2] == "pqcache" else _check_files

@@ -332,7 +332,7 @@ NEVER = (
     "fsspec",
     "aiohttp",
     "pqcache.parquet.rewrite.directory",
-    "pqcache.store.keys.build",
+    "pqcache.store.key_index",
 )
 NO_ARROW = (
     "pyarrow",

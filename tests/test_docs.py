@@ -31,8 +31,8 @@ from pqcache.store.inspect import (
     PartitionSummary,
     RowGroupView,
 )
-from pqcache.store.keys.build import IndexReport, KeyView, index
-from pqcache.store.keys.lookup import KEYS, KeyRun
+from pqcache.store.key_index import IndexReport, KeyView, index
+from pqcache.store.key_lookup import KEYS, KeyRun
 from pqcache.store.layout import FILES, ROW_GROUPS
 from pqcache.store.manifest_file import FORMAT, read_manifest
 from pqcache.store.publish import GcReport
@@ -41,7 +41,7 @@ from pqcache.store.sync.cache_run import SyncReport
 from pqcache.store.sync.command import sync as sync_cache
 from pqcache.store.tables_of_root import RemoveReport
 from pqcache.store.urls import is_secret
-from pqcache.store.verify.command import VerifyReport
+from pqcache.store.verify import VerifyReport
 from tests import ROOT
 from tests.datasets import write_shop
 from tests.forked_commands import warm

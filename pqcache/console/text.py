@@ -14,16 +14,16 @@ from pqcache.store.urls import quoted
 from pqcache.units import format_count, format_seconds, format_size
 
 if TYPE_CHECKING:
-    from pqcache.store.keys.build import IndexReport
+    from pqcache.store.key_index import IndexReport
     from pqcache.store.publish import GcReport
     from pqcache.store.repartition.dense_proposals import Proposal
     from pqcache.store.repartition.to_target import RepartitionReport
-    from pqcache.store.serve.command import CacheServer
+    from pqcache.store.serve import CacheServer
     from pqcache.store.snapshots import PinReport, RollbackReport, SnapshotView
     from pqcache.store.status import CacheStatus, StatusReport
     from pqcache.store.sync.cache_run import SyncReport
     from pqcache.store.tables_of_root import RemoveReport
-    from pqcache.store.verify.command import VerifyReport
+    from pqcache.store.verify import VerifyReport
 
 Row = tuple[Sequence[str], Sequence[str]]  # the cells, and lines that stand below them
 

@@ -26,7 +26,7 @@ from pqcache.reader.read_plan import ReadPlan, document_lengths, make_read_plan
 from pqcache.reader.selection.exclude import divided, exclusions_of, left_out_of
 from pqcache.reader.selection.selection import Bools
 from pqcache.reader.selection.split import first_rows_of
-from pqcache.store.keys.lookup import SelectedRows
+from pqcache.store.key_lookup import SelectedRows
 from pqcache.units import is_whole
 
 _STATE = {

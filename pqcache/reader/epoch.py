@@ -27,7 +27,7 @@ from pqcache.reader.selection.exclude import Exclusions, divided
 from pqcache.reader.selection.selection import Counts
 from pqcache.reader.stats import WAITED, DatasetStats, Meter, dataset_stats
 from pqcache.reader.window import SMALLER, Group, read_groups
-from pqcache.store.keys.lookup import SelectedRows
+from pqcache.store.key_lookup import SelectedRows
 from pqcache.store.snapshot import closed_on_error
 from pqcache.store.tables.data_files import FileRules
 from pqcache.system.processes import cpu_count

@@ -30,7 +30,7 @@ import numpy as np
 
 from pqcache.errors import UsageError
 from pqcache.reader.order import Ints, Order, interleave, random_words
-from pqcache.store.keys.lookup import ranges_of
+from pqcache.store.key_lookup import ranges_of
 from pqcache.units import is_number, is_whole
 
 _MOST_BATCHES = 1 << 28  # of an epoch; each takes at least 8 bytes

@@ -20,7 +20,7 @@ from pqcache.reader.selection.split import Split
 from pqcache.reader.selection.weights import check_weights
 from pqcache.store.background_run import FillRequest, fill_request
 from pqcache.store.hive import parse_types
-from pqcache.store.keys.lookup import SelectedRows
+from pqcache.store.key_lookup import SelectedRows
 from pqcache.store.tables.data_files import FileRules
 
 WINDOW = 16  # row groups, where memory allows

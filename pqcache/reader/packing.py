@@ -23,7 +23,7 @@ from pqcache.reader.order import Ints, permutation
 from pqcache.reader.rows import Column, Kind, number_dtype, storage_type, take_views, to_arrow, views_into
 from pqcache.reader.selection.selection import Positions, digest_of
 from pqcache.store.cache_directory import advice_for_file
-from pqcache.store.keys.lookup import ranges_of
+from pqcache.store.key_lookup import ranges_of
 from pqcache.units import is_whole, parse_names
 
 Strategy = Literal["concat", "best_fit"]

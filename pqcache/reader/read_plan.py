@@ -29,7 +29,7 @@ from pqcache.reader.selection.sequences import Sequence as SequenceOf
 from pqcache.reader.selection.sequences import sequences_of
 from pqcache.reader.selection.split import split_rows
 from pqcache.reader.selection.weights import RowWeights
-from pqcache.store.keys.lookup import SelectedRows, ranges_of
+from pqcache.store.key_lookup import SelectedRows, ranges_of
 from pqcache.units import parse_names
 
 log = logging.getLogger("pqcache.reader")

@@ -33,7 +33,7 @@ from pqcache.reader.row_hashes import ROW_HASH, Hashes
 from pqcache.reader.rows import Column, join, to_arrow
 from pqcache.reader.selection.exclude import LEFT_OUT
 from pqcache.reader.stats import ARRIVAL_WAIT, GATHER, READ_WAIT
-from pqcache.store.keys.lookup import ranges_of
+from pqcache.store.key_lookup import ranges_of
 from pqcache.system.threads import ForkSafeThreadPool
 
 log = logging.getLogger("pqcache.reader")

@@ -33,7 +33,7 @@ from pqcache.store.cache_directory import CacheDirectory, cache_at
 from pqcache.store.config import read_config
 from pqcache.store.drivers.base import Source
 from pqcache.store.hive import parent
-from pqcache.store.keys.lookup import columns_indexed
+from pqcache.store.key_lookup import columns_indexed
 from pqcache.store.layout import CANDIDATE, FILES, ROW_GROUPS
 from pqcache.store.manifest import FileEntry, SourceFile, TableVersion
 from pqcache.store.manifest_file import schema_of_table

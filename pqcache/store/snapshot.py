@@ -23,8 +23,7 @@ from pqcache.store.layout import CANDIDATE, CHECKSUMS, FILES, LEASE, ROW_GROUPS,
 from pqcache.store.manifest import FORMAT, Manifest, Summary, Totals, digest_of_lines
 from pqcache.store.ownership import file_mode, is_own, is_trusted_cache
 from pqcache.store.urls import quoted
-from pqcache.system.checksum import checksum_matches, checksum_of
-from pqcache.system.disk import open_directory, open_plain, read_regular, write_durably
+from pqcache.system.disk import checksum_matches, checksum_of, open_directory, open_plain, read_regular, write_durably
 from pqcache.system.locks import lock_holder, open_to_lock, try_lock, unlock
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from pqcache import Cache
 from pqcache.store.hive import is_hidden, is_hidden_directory, parent
-from pqcache.store.keys.lookup import check_key_index, columns_indexed, directory_of
+from pqcache.store.key_lookup import check_key_index, columns_indexed, directory_of
 from pqcache.store.manifest import summarize
 from pqcache.store.row_group_index import build_index
 from pqcache.store.snapshot import read_summary

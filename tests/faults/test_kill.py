@@ -23,7 +23,7 @@ import pytest
 
 from pqcache.store.drivers.registry import open_source
 from pqcache.store.history import read_history
-from pqcache.store.keys.lookup import check_key_index, columns_indexed, directory_of
+from pqcache.store.key_lookup import check_key_index, columns_indexed, directory_of
 from pqcache.store.sync.snapshot_job import file_key
 from tests.datasets import shop_table, write_day
 from tests.faults.checks import Rows, check_clean, check_snapshot, rows_at

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 
 import pqcache
 from pqcache.parquet.validation import read_footer
+from pqcache.store.file_checks import IndexedFiles
 from pqcache.store.row_group_index import IndexBuilder, build_index, read_index
-from pqcache.store.verify.file_checks import IndexedFiles
 from tests.datasets import files_of, write_shop
 
 

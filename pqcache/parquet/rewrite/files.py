@@ -24,8 +24,7 @@ from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.parquet.rewrite.sources import RangeIndex, with_range
 from pqcache.parquet.schema import ARROW_SCHEMA, encode_schema
 from pqcache.parquet.thrift import COLUMN_INDEX, OFFSET_INDEX
-from pqcache.system.checksum import Checksum, checksum_text, new_checksum
-from pqcache.system.disk import DIRECT_IO_BLOCK, enable_direct_io, write_at
+from pqcache.system.disk import DIRECT_IO_BLOCK, Checksum, checksum_text, enable_direct_io, new_checksum, write_at
 
 _MAX_HOLE = 0.05  # of a block
 _INDEX_BITS = {pa.int8(): 7, pa.uint8(): 8, pa.int16(): 15, pa.uint16(): 16}

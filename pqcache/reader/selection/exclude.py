@@ -23,7 +23,7 @@ from pqcache.reader.selection.selection import (
     Test,
     digest_of,
 )
-from pqcache.store.keys.lookup import Ints, SelectedRows
+from pqcache.store.key_lookup import Ints, SelectedRows
 
 LEFT_OUT = "\0left out"  # the name of a column that says so of rows
 _MOST = 100_000  # rows and values, as each state holds them

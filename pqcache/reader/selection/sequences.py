@@ -18,7 +18,7 @@ from pqcache.parquet.dense import as_lists
 from pqcache.parquet.schema import cast_to_schema, working_schema
 from pqcache.reader.rows import storage_type
 from pqcache.reader.selection.selection import Chosen, Counts, Positions, Selection, digest_of
-from pqcache.store.keys.lookup import Ints, ranges_of
+from pqcache.store.key_lookup import Ints, ranges_of
 from pqcache.units import is_number
 
 _UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}  # of a second

@@ -24,7 +24,7 @@ from pqcache.parquet.types import is_text, without_views
 from pqcache.reader.open_dataset import LocalDataset
 from pqcache.reader.rows import storage_type
 from pqcache.reader.selection.selection import Bools, ChosenColumn, Counts, Selection, digest_of
-from pqcache.store.keys.lookup import Ints
+from pqcache.store.key_lookup import Ints
 from pqcache.units import is_number, is_whole
 
 Hashes = npt.NDArray[np.uint64]

@@ -40,8 +40,7 @@ from pqcache.store.drivers.http_client import MAX_ANSWER, HttpConnections, HttpS
 from pqcache.store.drivers.local import files_below, identity_of, table_below
 from pqcache.store.manifest import FileEntry, Identity, SourceFile, TableVersion
 from pqcache.store.urls import quoted, url_scheme
-from pqcache.system.checksum import checksum_text, new_checksum
-from pqcache.system.disk import open_regular
+from pqcache.system.disk import checksum_text, new_checksum, open_regular
 from pqcache.units import printable
 
 SCHEME = "pqcache+http"

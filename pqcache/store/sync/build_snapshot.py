@@ -60,8 +60,7 @@ from pqcache.store.sync.snapshot_job import (
 from pqcache.store.sync.table_schema import SchemaSet, TableSchema, local_table_schema, uniform_table_schema
 from pqcache.store.tables.base import Table
 from pqcache.store.urls import quoted
-from pqcache.system.checksum import checksum_of
-from pqcache.system.disk import fsync_path, limit_mode, limit_modes, link_or_copy, remove_tree, tree_size
+from pqcache.system.disk import checksum_of, fsync_path, limit_mode, limit_modes, link_or_copy, remove_tree, tree_size
 from pqcache.units import format_count
 
 log = logging.getLogger("pqcache.sync")
@@ -310,8 +309,8 @@ def write_metadata(job: SnapshotJob, target: Path, entries: list[FileEntry]) -> 
         limit_mode(target / name, readable)
         fsync_path(target / name)
     if keys := job.run.config.keys:
-        from pqcache.store.keys.build import refresh_key_indexes  # and pyarrow.compute, which few syncs need
-        from pqcache.store.keys.lookup import KEYS
+        from pqcache.store.key_index import refresh_key_indexes  # and pyarrow.compute, which few syncs need
+        from pqcache.store.key_lookup import KEYS
 
         refresh_key_indexes(keys, None if job.reindex else job.previous, Snapshot(target), job.on_event)
         limit_modes(target / KEYS, readable)

@@ -41,7 +41,7 @@ from pqcache.store.sync.safety_checks import (
 )
 from pqcache.store.table_part import owners, parse_shard
 from pqcache.store.urls import redact
-from pqcache.system.checksum import checksum_of, checksum_text, new_checksum
+from pqcache.system.disk import checksum_of, checksum_text, new_checksum
 from pqcache.system.threads import in_parallel
 
 

@@ -81,8 +81,16 @@ from pqcache.store.sync.judge import judged
 from pqcache.store.sync.plan import Plan, plan_sync
 from pqcache.store.sync.safety_checks import check_space
 from pqcache.store.sync.snapshot_job import Origin, SnapshotJob, keys_of, make_workdir, take_over_or_remove
-from pqcache.system.checksum import checksum_of
-from pqcache.system.disk import fsync_path, limit_mode, link_or_copy, open_plain, read_regular, tree_size, write_at
+from pqcache.system.disk import (
+    checksum_of,
+    fsync_path,
+    limit_mode,
+    link_or_copy,
+    open_plain,
+    read_regular,
+    tree_size,
+    write_at,
+)
 from pqcache.system.locks import lock_as_writer, try_lock, unlock_as_writer
 from pqcache.system.processes import boot_id
 from pqcache.units import format_size

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from pqcache.parquet.rewrite import files
 from pqcache.parquet.rewrite.files import WRITERS, DirectIoFile
-from pqcache.system.checksum import checksum_of, new_checksum
-from pqcache.system.disk import DIRECT_IO_BLOCK
+from pqcache.system.disk import DIRECT_IO_BLOCK, checksum_of, new_checksum
 from tests.examples import examples
 
 SIZES = st.one_of(

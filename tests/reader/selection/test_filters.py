@@ -32,7 +32,7 @@ from pqcache.reader.options import RowOptions
 from pqcache.reader.order import EpochShare, Order
 from pqcache.reader.read_plan import make_read_plan
 from pqcache.reader.selection.selection import COUNTS
-from pqcache.store.keys.lookup import SelectedRows
+from pqcache.store.key_lookup import SelectedRows
 from pqcache.torch import ParquetDataset, Split
 from tests.examples import examples
 from tests.reader.reading import read

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pqcache.store.serve.command import CacheServer
+from pqcache.store.serve import CacheServer
 
 TOKEN = "f00dfeed" * 4
 

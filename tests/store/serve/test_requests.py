@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 import pqcache
 from pqcache.errors import CacheError, PqcacheError, UsageError
 from pqcache.store.cache_directory import CacheDirectory
-from pqcache.store.serve.command import CacheServer
+from pqcache.store.serve import CacheServer
 from tests.datasets import write_shop
 from tests.examples import examples
 from tests.store.serve.serving import TOKEN, ask, connect, send, served
@@ -339,7 +339,7 @@ def test_whatever_comes_gets_nothing_without_a_token(server: CacheServer, head: 
 
 
 def test_without_aiohttp(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "pqcache.store.serve.http_server")
+    monkeypatch.delitem(sys.modules, "pqcache.store.http_server")
     monkeypatch.setitem(sys.modules, "aiohttp", None)
     with pytest.raises(UsageError, match=r"^pqcache serve: needs aiohttp; install .*pip install 'pqcache\[serve\]'$"):
         pqcache.serve([shop], port=0)

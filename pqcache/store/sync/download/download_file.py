@@ -46,8 +46,16 @@ from pqcache.store.sync.bad_partitions import BadPartitionsSoFar, Blame, blame_n
 from pqcache.store.sync.download.subset import EVERYTHING, Subset
 from pqcache.store.sync.plan import DirectoryPlan
 from pqcache.store.urls import quoted
-from pqcache.system.checksum import add_file, checksum_of, checksum_text, is_checksum, new_checksum
-from pqcache.system.disk import DIRECT_IO_BLOCK, enable_direct_io, write_at
+from pqcache.system.disk import (
+    DIRECT_IO_BLOCK,
+    add_file,
+    checksum_of,
+    checksum_text,
+    enable_direct_io,
+    is_checksum,
+    new_checksum,
+    write_at,
+)
 from pqcache.system.threads import stop_with
 from pqcache.units import Stopwatch
 

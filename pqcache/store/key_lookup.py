@@ -38,8 +38,7 @@ from pqcache.parquet.types import is_text
 from pqcache.store.hive import with_hints
 from pqcache.store.row_group_index import Index
 from pqcache.store.snapshot import Snapshot
-from pqcache.system.checksum import checksum_matches, checksum_of
-from pqcache.system.disk import fsync_path, open_regular, read_regular
+from pqcache.system.disk import checksum_matches, checksum_of, fsync_path, open_regular, read_regular
 
 Codes = npt.NDArray[np.uint64]
 _SIGN = np.uint64(1 << 63)

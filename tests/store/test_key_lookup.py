@@ -26,9 +26,9 @@ from pqcache import cli
 from pqcache.dataset import Cache
 from pqcache.errors import CacheError, DamagedError, UsageError
 from pqcache.events import Event, Started, Warned
+from pqcache.store import key_index, key_lookup
 from pqcache.store.config import read_config
-from pqcache.store.keys import build, lookup
-from pqcache.store.keys.lookup import SelectedRows, check_key_index, directory_of, read_key_index
+from pqcache.store.key_lookup import SelectedRows, check_key_index, directory_of, read_key_index
 from pqcache.store.snapshot import Snapshot
 from tests.damage import flip, truncate
 from tests.datasets import write_day, write_shop
@@ -60,9 +60,9 @@ def short_runs(bits: int = 5) -> Iterator[None]:
     """Make runs of 2 ** bits rows and decode few rows at once, so that little data has many of both."""
     rows = 1 << bits
     with ExitStack() as stack:
-        for module in (lookup, build):
+        for module in (key_lookup, key_index):
             stack.enter_context(mock.patch.multiple(module, BITS=bits, ROWS=rows))
-        stack.enter_context(mock.patch.multiple(build, _MIN_ROWS=rows // 2, _BATCH=rows // 4))
+        stack.enter_context(mock.patch.multiple(key_index, _MIN_ROWS=rows // 2, _BATCH=rows // 4))
         yield
 
 
@@ -304,7 +304,7 @@ def test_each_night_has_its_key_indexes(tmp_path: Path, seed: int) -> None:
         pqcache.repartition(nights.path, row_group_size=8192)
         nights.check()
         known = read_key_index(directory_of(nights.path / "current", "k"))
-        assert len(known.runs) <= 2 + 2 * known.rows // lookup.ROWS
+        assert len(known.runs) <= 2 + 2 * known.rows // key_lookup.ROWS
 
 
 def indexed_rows(events: list[Event]) -> list[int]:
@@ -321,7 +321,7 @@ def test_only_what_is_new_is_read(cache: Cache, lake: Path) -> None:
         pqcache.sync(cache.path, on_event=events.append)
         after = read_key_index(directory_of(cache.path / "current", "id"))
         (rows,) = indexed_rows(events)
-        assert 50 <= rows < 50 + lookup.ROWS  # and the last run, if it was short
+        assert 50 <= rows < 50 + key_lookup.ROWS  # and the last run, if it was short
         linked = {run.file for run in before.runs} & {run.file for run in after.runs}
         assert len(linked) >= len(before.runs) - 1
         for name in linked:
@@ -353,7 +353,7 @@ def test_rows_belong_to_their_snapshot(cache: Cache, lake: Path) -> None:
     write_day(lake, "2026-10-01", files=1, rows=50, first=900_000)
     pqcache.sync(cache.path)
     assert cache.read(rows, ["id"])["id"].to_pylist() == [5, 100_005]
-    with pytest.raises(UsageError, match=f"not those of {rows.snapshot}"):
+    with pytest.raises(UsageError, match=f"differ from those of {rows.snapshot}"):
         ParquetDataset(cache.path / "current", rows=rows)
     del dataset
 

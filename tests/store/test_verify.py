@@ -22,12 +22,12 @@ import pqcache
 from pqcache import cli
 from pqcache.events import Damaged, Fetched
 from pqcache.parquet import footer, thrift
+from pqcache.store import verify
 from pqcache.store.drivers import local
 from pqcache.store.layout import CHECKSUMS, FILES, ROW_GROUPS, SUMMARY
 from pqcache.store.manifest_file import write_manifest
 from pqcache.store.snapshot import Snapshot, write_checksums
-from pqcache.store.verify import command
-from pqcache.store.verify.command import Checker
+from pqcache.store.verify import Checker
 from tests.damage import flip, truncate
 from tests.datasets import files_of, rows_of, write_shop
 from tests.pages import real_pages
@@ -68,7 +68,7 @@ def snapshot(cache: Path) -> Snapshot:
 def started_anew() -> Iterator[None]:
     """The processes that check files are started as users' are, and not forked; see tests/forked_commands.py."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(command, "subprocess", subprocess)
+        patch.setattr(verify, "subprocess", subprocess)
         yield
 
 
@@ -291,7 +291,7 @@ def send_signal(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_process_that_hangs_or_dies_is_named(snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
     path = snapshot.manifest().files[0].path
     with closing(Checker(snapshot.path, "index")) as checker:
-        monkeypatch.setattr(command, "_START", 0.5)
+        monkeypatch.setattr(verify, "_START", 0.5)
         send_signal(signal.SIGSTOP, monkeypatch)
         (item,) = ask(checker, path, snapshot)
         assert item["damage"] in [f"the process that read it did not end within {n} s" for n in (0, 1)]
@@ -444,7 +444,7 @@ def test_the_second_engine_reads_the_same(cache: Path, shop: Path) -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # fastparquet leaves files open
 def test_the_second_engine_finds_other_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("fastparquet", reason="NOT CHECKED: fastparquet is not installed")
-    from pqcache.store.verify import file_checks as second
+    from pqcache.store import file_checks as second
 
     table = pa.table({"x": [1, 2, 3], "y": ["a", None, "c"], "z": [0.5, None, 1.5]})
     pq.write_table(table, tmp_path / "a.parquet")
@@ -510,7 +510,7 @@ def test_files_looked_at_together_are_found_one_by_one(cache: Path, snapshot: Sn
     found = []
     for together in (10**9, 1, 7):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("pqcache.store.verify.command._FOOTERS_AT_ONCE", together)
+            patch.setattr("pqcache.store.verify._FOOTERS_AT_ONCE", together)
             found.append(pqcache.verify(tmp_path / "many").damage)
     assert found[0] == found[1] == found[2]
     assert {item.path for item in found[0]} == {paths[3], paths[9], paths[14]}

@@ -30,7 +30,7 @@ from pqcache.parquet.statistics import EXTREMES, columns_table, row_group_column
 from pqcache.parquet.validation import read_footer
 from pqcache.store.row_group_index import Index, with_columns
 from pqcache.store.snapshot import Snapshot
-from pqcache.system.checksum import checksum_matches
+from pqcache.system.disk import checksum_matches
 from pqcache.system.processes import hide_pandas
 
 MEMORY = 2 << 30  # bytes that a file may take to be decoded, a page or a batch at a time

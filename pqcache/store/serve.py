@@ -21,7 +21,7 @@ from pqcache.store.drivers.served_snapshot import SCHEME, TOKEN, read_token
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from pqcache.store.serve.http_server import Counts, ServedCache
+    from pqcache.store.http_server import Counts, ServedCache
 
 
 @documented(ServeArguments, *COMMANDS["serve"])
@@ -73,7 +73,7 @@ class CacheServer:
         lease_seconds: float = 600.0,
     ) -> None:
         with installed("pqcache serve", "aiohttp", "serve"):
-            from pqcache.store.serve.http_server import HttpServer, is_loopback
+            from pqcache.store.http_server import HttpServer, is_loopback
         self.has_token = bool(token)
         listening = _resolve(address)
         if not token and not is_loopback(listening[1][0]):
@@ -142,7 +142,7 @@ def _served(
     caches: Sequence[str | os.PathLike[str]], only_public: bool, lease_seconds: float
 ) -> Mapping[str, ServedCache]:
     """Caches by name; CacheError for a path that is none, UsageError if two have one name."""
-    from pqcache.store.serve.http_server import ServedCache
+    from pqcache.store.http_server import ServedCache
 
     found: dict[str, ServedCache] = {}
     if not caches:

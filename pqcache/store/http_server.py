@@ -37,8 +37,7 @@ from pqcache.store.drivers.timeouts import SpeedFloor
 from pqcache.store.layout import FILES
 from pqcache.store.manifest import Identity, Manifest
 from pqcache.store.snapshot import Lease, Snapshot, closed_on_error
-from pqcache.system.checksum import checksum_of
-from pqcache.system.disk import open_plain, real_path
+from pqcache.system.disk import checksum_of, open_plain, real_path
 from pqcache.system.threads import ForkSafeThreadPool
 from pqcache.versions import __version__
 

@@ -28,7 +28,7 @@ from pqcache.parquet.misread import check_read_right
 from pqcache.store.cache_directory import CacheDirectory, advice_for_file
 from pqcache.store.config import read_config, write_config
 from pqcache.store.history import recorded_run
-from pqcache.store.keys.lookup import (
+from pqcache.store.key_lookup import (
     BITS,
     ROWS,
     SPANS,

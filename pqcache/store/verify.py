@@ -42,7 +42,7 @@ from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config, read_config
 from pqcache.store.drivers.base import Source
 from pqcache.store.history import recorded_run, skipped_in
-from pqcache.store.keys.lookup import KEYS, check_key_index, columns_indexed, command_for, directory_of
+from pqcache.store.key_lookup import KEYS, check_key_index, columns_indexed, command_for, directory_of
 from pqcache.store.layout import CHECKSUMS, FILES, ROW_GROUPS, SUMMARY
 from pqcache.store.manifest import FileEntry, Manifest, SnapshotMetadata, TableVersion
 from pqcache.store.ownership import check_ownership
@@ -499,7 +499,7 @@ class Checker:
         environment = {**os.environ, "PYTHONPATH": found, "PYTHONSAFEPATH": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
         self._stderr = TemporaryFile()  # noqa: SIM115  closed with the process
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "pqcache.store.verify.file_checks", *self._arguments],
+            [sys.executable, "-m", "pqcache.store.file_checks", *self._arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
