@@ -159,7 +159,7 @@ def _words(views: pa.Array) -> npt.NDArray[np.int32]:
     return np.frombuffer(views.buffers()[1], "<i4", 4 * len(views), 16 * views.offset).reshape(-1, 4)
 
 
-def without_views(table: pa.Table) -> pa.Table:
+def in_one_piece(table: pa.Table) -> pa.Table:
     """Copy strings and binary views to contiguous arrays."""
     for number, field in enumerate(table.schema):
         if is_view(field.type):

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from pqcache.parquet import footer, thrift
-from pqcache.parquet.arrow import Floats, bytes_in, without_views
+from pqcache.parquet.arrow import Floats, bytes_in, in_one_piece
 from pqcache.parquet.pages import Chunk
 from pqcache.parquet.rewrite.decode import RowBatch
 from pqcache.parquet.rewrite.encodings import Encodings
@@ -227,7 +227,7 @@ def encode_rows(table: pa.Table, encodings: Encodings, name: str, memory: Buffer
             found[n] = [pages_of_lists(field, column, length, encodings, memory)]
     rest = [n for n in range(table.num_columns) if n not in found]
     if rest:
-        chunks = iter(_chunks(without_views(table.select(rest)), encodings, name, memory))
+        chunks = iter(_chunks(in_one_piece(table.select(rest)), encodings, name, memory))
         for n in rest:
             found[n] = list(islice(chunks, sum(1 for _ in leaves_in(table.schema.field(n).type))))
     return [chunk for n in range(table.num_columns) for chunk in found[n]]

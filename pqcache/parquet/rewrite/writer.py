@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError
-from pqcache.parquet.arrow import Floats, weigh, without_views
+from pqcache.parquet.arrow import Floats, weigh, in_one_piece
 from pqcache.parquet.rewrite.decode import RowBatch
 from pqcache.parquet.rewrite.encode import THREADS, Encoded, Encoder, RowGroup, size_of
 from pqcache.parquet.rewrite.encodings import Encodings, choose_encodings, encoded_chunks, encoded_size
@@ -471,7 +471,7 @@ class RowQueue:
         table = pa.concat_tables([batch.table for batch in self.batches])
         if rows < step:
             table = pa.concat_tables([table.slice(int(turn * step), rows) for turn in range(places)])
-        return without_views(table).unify_dictionaries().combine_chunks()
+        return in_one_piece(table).unify_dictionaries().combine_chunks()
 
 
 def _fitting(batch: RowBatch, factors: Floats, space: float) -> int:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pqcache.errors import ParquetError
-from pqcache.parquet.arrow import bytes_in, length_prefixed_bytes, without_views
+from pqcache.parquet.arrow import bytes_in, length_prefixed_bytes, in_one_piece
 from pqcache.parquet.rewrite import decode
 from pqcache.parquet.rewrite.decode import Decoder, long_columns_of
 from pqcache.parquet.rewrite.directory import rewrite_directory
@@ -100,7 +100,7 @@ def test_pages_are_not_copied_into_arrays(tmp_path: Path, dictionary: bool) -> N
     path = source(tmp_path / "t.parquet", rows, use_dictionary=dictionary)
     table = pa.concat_tables([batch.table for batch in batches_of(path)])
     assert table.schema.types == [pa.int64(), pa.binary_view()]
-    assert without_views(table)["long"].to_pylist() == rows
+    assert in_one_piece(table)["long"].to_pylist() == rows
     assert bytes_in(table["long"]) == 300_000
     assert all(length_prefixed_bytes(chunk) is not None for chunk in table["long"].chunks)
     ours = pages_of(table.schema.field(1), table["long"])
@@ -116,7 +116,7 @@ def test_from_a_null_on_pyarrow_reads(tmp_path: Path, row: int) -> None:
     rows[row] = None
     path = source(tmp_path / "t.parquet", rows)
     table = pa.concat_tables([batch.table for batch in batches_of(path)])
-    assert without_views(table)["long"].to_pylist() == rows
+    assert in_one_piece(table)["long"].to_pylist() == rows
     assert table["id"].to_pylist() == list(range(100))
 
 
@@ -137,7 +137,7 @@ def test_what_pyarrow_decodes_is_a_few_rows_at_a_time(tmp_path: Path, monkeypatc
     path = source(tmp_path / "t.parquet", rows)
     sizes = [len(batch.table) for batch in batches_of(path)]
     assert max(sizes) < 8
-    found = without_views(pa.concat_tables([batch.table for batch in batches_of(path)]))
+    found = in_one_piece(pa.concat_tables([batch.table for batch in batches_of(path)]))
     assert found["long"].to_pylist() == rows
 
 
