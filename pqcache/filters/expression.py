@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from pqcache.errors import UsageError
-from pqcache.parquet.types import is_text, without_views
+from pqcache.parquet.arrow import is_text, without_views
 
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "EQ": operator.eq,

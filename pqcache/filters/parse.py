@@ -40,7 +40,7 @@ from pqcache.filters.expression import (
     rows_where,
     value_type,
 )
-from pqcache.parquet.types import is_text
+from pqcache.parquet.arrow import is_text
 
 _HELP = "use comparisons of columns with constants, IN, BETWEEN, LIKE, IS NULL, AND, OR, NOT"
 _DATE = re.compile(r"\b\d{4}[-/]\d{1,2}[-/]\d{1,2}(?:[ T]\d\d:\d\d[:.\d]*)?(?!\S*')")  # without quotes

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from pqcache.parquet import footer, thrift
-from pqcache.parquet.arrow import INLINE
+from pqcache.parquet.arrow import INLINE, is_text, numpy_dtype
 from pqcache.parquet.pages import (
     IN_METADATA,
     NONE,
@@ -46,7 +46,6 @@ from pqcache.parquet.pages import (
 )
 from pqcache.parquet.statistics import first_page, stated_nulls
 from pqcache.parquet.thrift import BINARY, I32, I64, LIST, STRUCT, Items, Struct
-from pqcache.parquet.types import is_text, numpy_dtype
 
 log = logging.getLogger("pqcache.parquet")
 

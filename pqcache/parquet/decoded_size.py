@@ -23,11 +23,11 @@ import pyarrow.parquet as pq
 
 from pqcache.errors import MALFORMED, ParquetError, first_line
 from pqcache.parquet import thrift
+from pqcache.parquet.arrow import is_text, leaves_of, top_level_names, without_views
 from pqcache.parquet.footer import not_parquet
 from pqcache.parquet.pages import NotRead, Page, decompress_page, pages_in, text_lengths
 from pqcache.parquet.statistics import first_page, serialized, stated_nulls
 from pqcache.parquet.thrift import I64, LIST, STRUCT, inside, inside_each, key, read_varint, walk_struct
-from pqcache.parquet.types import is_text, leaves_of, top_level_names, without_views
 from pqcache.system.disk import open_regular
 
 log = logging.getLogger("pqcache.parquet")

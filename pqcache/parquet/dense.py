@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from pqcache.errors import MALFORMED, ParquetError, UsageError
-from pqcache.parquet.types import numpy_dtype
+from pqcache.parquet.arrow import numpy_dtype
 
 DTYPE, SHAPE, LIST = b"pqcache.dtype", b"pqcache.shape", b"pqcache.list"
 _INTEGERS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")  # the smallest first

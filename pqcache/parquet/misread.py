@@ -19,6 +19,7 @@ import pyarrow.types as pt
 
 from pqcache.errors import ParquetError, first_line
 from pqcache.parquet import footer, thrift
+from pqcache.parquet.arrow import leaves_in, leaves_of, top_level_names
 from pqcache.parquet.footer import MAGIC, read_local_tail
 from pqcache.parquet.statistics import stated_nulls
 from pqcache.parquet.thrift import (
@@ -31,7 +32,6 @@ from pqcache.parquet.thrift import (
     Items,
     Struct,
 )
-from pqcache.parquet.types import leaves_in, leaves_of, top_level_names
 
 _NS_PER_US = 1000
 _US_PER_DAY = 86_400_000_000

@@ -18,8 +18,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from pqcache.errors import ParquetError, TypeClash, UsageError, first_line
-from pqcache.parquet.dense import dense_of
-from pqcache.parquet.types import (
+from pqcache.parquet.arrow import (
     is_list,
     is_text,
     leaves_in,
@@ -29,6 +28,7 @@ from pqcache.parquet.types import (
     with_types_like,
     without_views,
 )
+from pqcache.parquet.dense import dense_of
 
 # Key-values of a footer
 ARROW_SCHEMA, PANDAS, SPARK = b"ARROW:schema", b"pandas", b"org.apache.spark.sql.parquet.row.metadata"

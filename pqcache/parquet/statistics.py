@@ -21,6 +21,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pqcache.parquet.arrow import leaves_in, top_level_names, without_views
 from pqcache.parquet.footer import MAGIC
 from pqcache.parquet.thrift import (
     COLUMN_ORDERS,
@@ -32,7 +33,6 @@ from pqcache.parquet.thrift import (
     skip_value,
     walk_struct,
 )
-from pqcache.parquet.types import leaves_in, top_level_names, without_views
 
 log = logging.getLogger("pqcache.parquet")
 

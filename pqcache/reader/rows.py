@@ -18,10 +18,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pqcache.parquet.arrow import take
+from pqcache.parquet.arrow import is_text, numpy_dtype, take, without_views
 from pqcache.parquet.dense import Dense
 from pqcache.parquet.schema import cast_exactly
-from pqcache.parquet.types import is_text, numpy_dtype, without_views
 
 
 @dataclass(frozen=True)

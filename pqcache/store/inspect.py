@@ -24,9 +24,9 @@ import pyarrow.parquet as pq
 from pqcache.errors import CacheError, DamagedError, ParquetError, UsageError, first_line
 from pqcache.events import Advanced, OnEvent, Started, ignore
 from pqcache.options import COMMANDS, InspectArguments, Unpack, all_values, documented
+from pqcache.parquet.arrow import top_level_names
 from pqcache.parquet.dense import as_list, dense_of
 from pqcache.parquet.misread import check_read_right
-from pqcache.parquet.types import top_level_names
 from pqcache.parquet.validation import read_footer
 from pqcache.store.arriving import ArrivingSnapshot, find_arriving
 from pqcache.store.cache_directory import CacheDirectory, cache_at

@@ -33,8 +33,8 @@ import pyarrow as pa
 
 from pqcache.errors import MALFORMED, CacheError, DamagedError, UsageError, first_line
 from pqcache.filters.expression import Operand, number_against_text, operand_of
+from pqcache.parquet.arrow import is_text
 from pqcache.parquet.schema import cast_exactly
-from pqcache.parquet.types import is_text
 from pqcache.store.hive import with_hints
 from pqcache.store.row_group_index import Index
 from pqcache.store.snapshot import Snapshot

@@ -42,7 +42,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.errors import MALFORMED, CacheError, DamagedError, ParquetError, TypeClash, first_line
-from pqcache.parquet.arrow import rows_at
+from pqcache.parquet.arrow import leaves_in, rows_at, top_level_names
 from pqcache.parquet.decoded_size import DECODED, Read, decoded_columns, reading
 from pqcache.parquet.dense import is_alike
 from pqcache.parquet.schema import (
@@ -58,7 +58,6 @@ from pqcache.parquet.schema import (
     with_time_zones,
 )
 from pqcache.parquet.statistics import BASE, EXTREMES, columns_table, index_schema, row_group_columns
-from pqcache.parquet.types import leaves_in, top_level_names
 from pqcache.parquet.validation import read_footer
 from pqcache.store.hive import parent, partition_keys, partition_values, partitions_of
 from pqcache.system.disk import check_regular

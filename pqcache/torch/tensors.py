@@ -40,7 +40,7 @@ import pyarrow as pa
 import torch
 
 from pqcache.errors import ParquetError, UsageError
-from pqcache.parquet.types import is_text
+from pqcache.parquet.arrow import is_text
 from pqcache.reader.read_plan import Bounds
 from pqcache.reader.rows import Bools, Fill, Kind, fixed_values, kind_of, number_dtype, storage_type, validity_of
 from pqcache.torch.batch import Ragged, in_sequences

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from pqcache.parquet import footer, thrift
-from pqcache.parquet.arrow import Floats, bytes_in, in_one_piece
+from pqcache.parquet.arrow import Floats, bytes_in, in_one_piece, leaves_in
 from pqcache.parquet.pages import Chunk
 from pqcache.parquet.rewrite.decode import RowBatch
 from pqcache.parquet.rewrite.encodings import Encodings
@@ -54,7 +54,6 @@ from pqcache.parquet.thrift import (
     Items,
     Struct,
 )
-from pqcache.parquet.types import leaves_in
 from pqcache.system.memory import BufferPool
 
 log = logging.getLogger("pqcache.parquet")

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from pqcache.parquet import footer, thrift
-from pqcache.parquet.arrow import INLINE, LONG, bytes_in, is_view, length_prefixed_bytes, offsets_of
+from pqcache.parquet.arrow import INLINE, LONG, bytes_in, is_text, is_view, length_prefixed_bytes, offsets_of
 from pqcache.parquet.pages import CODECS, Chunk, data_page_header, encode_flags, encode_run, memory
 from pqcache.parquet.rewrite.encodings import Encodings
 from pqcache.parquet.thrift import (
@@ -38,7 +38,6 @@ from pqcache.parquet.thrift import (
     Struct,
     column_metadata,
 )
-from pqcache.parquet.types import is_text
 from pqcache.system.memory import BufferPool
 
 _PHYSICAL = {"i8": 2, "u8": 2, "f4": 4, "f8": 5}  # of numbers; smaller integers are INT32

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError
-from pqcache.parquet.arrow import Floats, weigh, in_one_piece
+from pqcache.parquet.arrow import Floats, in_one_piece, weigh
 from pqcache.parquet.rewrite.decode import RowBatch
 from pqcache.parquet.rewrite.encode import THREADS, Encoded, Encoder, RowGroup, size_of
 from pqcache.parquet.rewrite.encodings import Encodings, choose_encodings, encoded_chunks, encoded_size

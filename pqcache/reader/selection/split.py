@@ -20,7 +20,7 @@ import pyarrow as pa
 import xxhash
 
 from pqcache.errors import UsageError
-from pqcache.parquet.types import is_text, without_views
+from pqcache.parquet.arrow import is_text, without_views
 from pqcache.reader.open_dataset import LocalDataset
 from pqcache.reader.rows import storage_type
 from pqcache.reader.selection.selection import Bools, ChosenColumn, Counts, Selection, digest_of

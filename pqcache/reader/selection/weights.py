@@ -23,8 +23,8 @@ import pyarrow.compute as pc
 
 from pqcache.errors import ParquetError, UsageError, first_line
 from pqcache.filters.expression import number_against_text
+from pqcache.parquet.arrow import is_text, without_views
 from pqcache.parquet.schema import cast_exactly
-from pqcache.parquet.types import is_text, without_views
 from pqcache.reader.order import Ints, random_words, scatter_order
 from pqcache.reader.rows import storage_type
 from pqcache.reader.selection.selection import (

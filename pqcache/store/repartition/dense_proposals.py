@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, UsageError, first_line
 from pqcache.events import OnEvent, ignore
+from pqcache.parquet.arrow import top_level_names
 from pqcache.parquet.dense import (
     Dense,
     as_dense,
@@ -28,7 +29,6 @@ from pqcache.parquet.dense import (
 )
 from pqcache.parquet.rewrite.sources import open_parquet
 from pqcache.parquet.schema import merge_schemas
-from pqcache.parquet.types import top_level_names
 from pqcache.parquet.validation import read_footer
 from pqcache.store.cache_directory import cache_at
 from pqcache.store.drivers.registry import open_source as open_dataset

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pqcache.errors import ParquetError
-from pqcache.parquet.arrow import bytes_in, length_prefixed_bytes, in_one_piece
+from pqcache.parquet.arrow import bytes_in, in_one_piece, length_prefixed_bytes
 from pqcache.parquet.rewrite import decode
 from pqcache.parquet.rewrite.decode import Decoder, long_columns_of
 from pqcache.parquet.rewrite.directory import rewrite_directory

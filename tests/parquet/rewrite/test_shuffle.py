@@ -13,9 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import pqcache
-from pqcache.parquet.rewrite.directory import rewrite_directory
+from pqcache.parquet.rewrite.directory import rewrite_directory, shuffle_rows
 from pqcache.parquet.rewrite.options import RewriteOptions
-from pqcache.parquet.rewrite.shuffle import shuffle_rows
 from pqcache.store.config import read_config
 from tests.datasets import files_of, rows_of, write_day, write_shop
 from tests.examples import examples
