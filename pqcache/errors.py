@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -187,6 +187,11 @@ class Interrupted(PqcacheError):
     """Ctrl-C or SIGTERM; nothing was left half done."""
 
     exit_code = 130
+
+
+def no_column(subject: object, name: str, known: Iterable[str]) -> UsageError:
+    """The error for a column that is not among the ``known`` ones."""
+    return UsageError(subject, f"no column {name!r}", f"there are: {', '.join(known) or 'none'}")
 
 
 def open_error(error: BaseException) -> tuple[str, str] | None:

@@ -133,7 +133,7 @@ def test_usage_errors(shop: Path, tmp_path: Path) -> None:
         (["sync", shop, cache, "--row-group-size", "5x"], "--row-group-size 5x: not a size; write it like"),
         (["sync", shop, cache, "--row-group-size", "0"], "--row-group-size 0: has to be at least 1"),
         (["sync", shop, cache, "--where", "dt >"], "not a complete condition"),
-        (["sync", shop, cache, "--where", "region = 'kr'"], "there is no column region; there are: id, "),
+        (["sync", shop, cache, "--where", "region = 'kr'"], "no column 'region'; there are: id, "),
         (["sync", shop, cache, "-o", "endpoint"], "KEY=VALUE"),
         (["sync", "s3://", cache], "no bucket"),
         (["sync", "", cache], "an empty path"),

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from pqcache.errors import UsageError
+from pqcache.errors import UsageError, no_column
 from pqcache.parquet.arrow import is_text, without_views
 
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
@@ -253,12 +253,11 @@ def _missing(parts: Sequence[str], schema: pa.Schema) -> UsageError:
     inside = next((found for n in range(len(parts) - 1, 0, -1) if (found := _found(parts[:n], schema))), None)
     if inside is not None and pt.is_struct(inside.type):
         known = ", ".join(field.name for field in inside.type.fields) or "none"
-        return UsageError("", f"there is no field {'.'.join(parts)}", f"{inside.name} has: {known}")
+        return UsageError("", f"no field {'.'.join(parts)!r}", f"{inside.name} has: {known}")
     if inside is not None and pt.is_nested(inside.type):
         reason = f"{'.'.join(parts)} is inside of {inside.name}, which is {inside.type}"
         return UsageError("", reason, "a condition takes columns, and fields of structs outside of lists and maps")
-    known = ", ".join(schema.names) or "none"
-    return UsageError("", f"there is no column {'.'.join(parts)}", f"there are: {known}")
+    return no_column("", ".".join(parts), schema.names)
 
 
 def _found(parts: Sequence[str], schema: pa.Schema) -> Operand | None:

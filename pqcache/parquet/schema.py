@@ -523,7 +523,7 @@ class TimeUnits:
         for name, unit in self.chosen.items():
             kind = files.field(name).type if name in files.names else None
             if kind is None or not any(map(_unit_of, leaves_in(kind))):
-                reason = f"there is no column {name!r}" if kind is None else f"column {name!r} is {kind}, not a time"
+                reason = f"no column {name!r}" if kind is None else f"column {name!r} is {kind}, not a time"
                 raise UsageError(f"--time-units {name}={unit}", reason, "name a column of times")
 
         def fix(kind: pa.DataType, fixed: pa.DataType) -> pa.DataType:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pqcache.errors import ParquetError, UsageError
+from pqcache.errors import ParquetError, UsageError, no_column
 from pqcache.parquet.dense import as_list
 from pqcache.reader.order import Ints, permutation
 from pqcache.reader.rows import Column, Kind, number_dtype, storage_type, take_views, to_arrow, views_into
@@ -436,7 +436,7 @@ def _item_type(kind: pa.DataType) -> np.dtype[Any] | None:
 def check_columns(pack: Pack | TokenBatches, schema: pa.Schema, partitions: Sequence[str]) -> None:
     for name in pack.columns:
         if name not in schema.names or name in partitions:
-            raise UsageError("pack", f"no column {name!r} in the files", f"they have {', '.join(schema.names)}")
+            raise no_column("pack", name, schema.names)
         kind = as_list(schema.field(name)).type
         dtype = _item_type(kind)
         if dtype is None:

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pqcache.errors import PqcacheError, TypeClash, UsageError
+from pqcache.errors import PqcacheError, TypeClash, UsageError, no_column
 from pqcache.parquet.dense import Dense, as_list, dense_in
 from pqcache.reader.open_dataset import Files, LocalDataset
 from pqcache.reader.options import RowOptions
@@ -378,7 +378,7 @@ def unknown_column(data: LocalDataset, name: str) -> PqcacheError:
             return _clash_of(data, clash)
     if (top := max((n for n in names if name.startswith(f"{n}.")), key=len, default=None)) is not None:
         return UsageError(data.root, f"no column {name!r}", f"fields are not read by themselves: take {top!r}")
-    return UsageError(data.root, f"no column {name!r}", f"it has {', '.join(names)}")
+    return no_column(data.root, name, names)
 
 
 def _choose_rows(data: LocalDataset, chosen: RowOptions, seed: int, known: Counts | None) -> Selection:

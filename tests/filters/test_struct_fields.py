@@ -132,13 +132,13 @@ def test_a_column_and_a_field_of_one_name_keep_their_own_minima(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("condition", "message"),
     [
-        ("s.q = 1", "there is no field s.q; s has: x, y, in"),
-        ('s."in".q = 1', "there is no field s.in.q; s.in has: z, a.b"),
+        ("s.q = 1", "no field 's.q'; s has: x, y, in"),
+        ('s."in".q = 1', "no field 's.in.q'; s.in has: z, a.b"),
         ("l.x = 1", "l.x is inside of l, which is list"),
         ("l.element.x = 1", "l.element.x is inside of l, which is list"),
         ("m.k = 1", "m.k is inside of m, which is map"),
-        ("id.x = 1", "there is no column id.x; there are: id, s, l, m"),
-        ("t.x = 1", "there is no column t.x; there are: id, s, l, m"),
+        ("id.x = 1", "no column 'id.x'; there are: id, s, l, m"),
+        ("t.x = 1", "no column 't.x'; there are: id, s, l, m"),
         ("s.* = 1", "is not a column"),
     ],
 )

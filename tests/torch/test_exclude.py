@@ -203,7 +203,7 @@ def test_a_mix_keeps_its_rows(cache: Path) -> None:
 def test_refused(cache: Path, tmp_path: Path) -> None:
     for exclude, reason in (
         ("nosuch.parquet", "is not a file of the dataset"),
-        ({"nosuch": [1]}, "there is no column nosuch"),
+        ({"nosuch": [1]}, "no column 'nosuch'"),
         ({"id": 5}, "give a list of values"),
         ({"id": ["x"]}, "the column is int64"),
         ({"id": [b"x"]}, "is no number or text"),

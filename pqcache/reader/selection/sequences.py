@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pqcache.errors import UsageError
+from pqcache.errors import UsageError, no_column
 from pqcache.parquet.dense import as_lists
 from pqcache.parquet.schema import cast_to_schema, working_schema
 from pqcache.reader.rows import storage_type
@@ -134,7 +134,7 @@ def sequences_of(found: Selection, sequence: Sequence, known: Counts | None) -> 
     inside = index.partitions.column_names
     for name in (sequence.order_by, *sequence.groups):
         if name not in schema.names:
-            raise UsageError("sequence", f"no column {name!r}", f"it has {', '.join(schema.names)}")
+            raise no_column("sequence", name, schema.names)
         if pa.types.is_nested(storage_type(schema.field(name).type)):
             raise UsageError("sequence", f"{name!r} is {schema.field(name).type}", "name a column of single values")
     if sequence.order_by in inside:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pqcache.errors import ParquetError, UsageError, first_line
+from pqcache.errors import ParquetError, UsageError, first_line, no_column
 from pqcache.events import OnEvent, ignore
 from pqcache.parquet.arrow import top_level_names
 from pqcache.parquet.dense import (
@@ -75,9 +75,10 @@ def resolve_dense(paths: Sequence[Path], columns: Sequence[str] | None, narrow: 
             raise UsageError("--narrow", "no column is dense", "name one with --dense COLUMN")
     found = {}
     for name in columns:
-        if schema.names.count(name) != 1:
-            kind = "there are two columns" if name in schema.names else "there is no column"
-            raise UsageError(f"--dense {name}", f"{kind} of this name", f"there are {', '.join(schema.names)}")
+        if name not in schema.names:
+            raise no_column(f"--dense {name}", name, schema.names)
+        if schema.names.count(name) > 1:
+            raise UsageError(f"--dense {name}", "two columns have this name", f"there are: {', '.join(schema.names)}")
         dtype = item_dtype(schema.field(name).type)
         if dtype is None:
             kind = schema.field(name).type

@@ -289,7 +289,7 @@ def _missing(rule: Rule, index: Index) -> Finding | None:
         return None
     near = get_close_matches(column, names, 1)
     meant = f"; did you mean {near[0]!r}?" if near else ""
-    return Finding(rule.text, "", f"there is no column {column!r}{meant}", rule.level)
+    return Finding(rule.text, "", f"no column {column!r}{meant}", rule.level)
 
 
 def _unknown(rule: Rule, place: str, what: str, unknown: int, total: int) -> Finding:

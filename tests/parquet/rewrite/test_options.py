@@ -187,7 +187,7 @@ WRONG = [
     (["--compression", "zstd:99"], "compression level 99: zstd takes levels 1 to 22"),
     (["--compression", "zstd:x"], "the level has to be a whole number, as in zstd:3"),
     (["--compression", "lz4:3"], "compression level 3: lz4 takes no level"),
-    (["--dense", "nope"], "--dense nope: there is no column of this name"),
+    (["--dense", "nope"], "--dense nope: no column 'nope'"),
     (["--dense", "title"], "--dense title: it is string"),
     (["--dense", "title", "--dense", "auto"], "--dense auto: excludes other columns"),
     (["--narrow"], "--narrow: no column is dense"),

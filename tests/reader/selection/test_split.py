@@ -232,7 +232,7 @@ def test_splits_that_make_no_sense_are_refused(make: Any, message: str) -> None:
 
 
 def test_keys_that_cannot_be_hashed_are_refused_by_name(events: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="split: there is no column nobody; there are: id, user, who, x, dt"):
+    with pytest.raises(UsageError, match="split: no column 'nobody'; there are: id, user, who, x, dt"):
         ParquetDataset(events, split=Split("nobody", 0.0, 0.5))
     with pytest.raises(UsageError, match=r"'who'.*it is struct"):
         ParquetDataset(events, split=Split("who", 0.0, 0.5))

@@ -376,7 +376,7 @@ def test_a_column_that_some_files_lack_is_null_in_them(added: str, where: str, t
     found = duckdb.sql(f"select id, score, dt {read.format(tmp_path / 'cache/current')} order by all").fetchall()
     assert found == wanted
     if added == "late" and where == "score > 1":
-        with pytest.raises(pqcache.UsageError, match="there is no column scores; there are: id, name, score"):
+        with pytest.raises(pqcache.UsageError, match="no column 'scores'; there are: id, name, score"):
             pqcache.sync(str(shop), tmp_path / "other", columns=["id", "scores"])
 
 

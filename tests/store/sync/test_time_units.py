@@ -195,8 +195,8 @@ def test_int96_has_no_unit(tmp_path: Path) -> None:
     [
         ("ts=h", "--time-units ts=h: not a unit of time; choose s, ms, us or ns"),
         ("ts", "--time-units ts: not NAME=VALUE,...; write it like"),
-        ("nope=us", "--time-units nope=us: there is no column 'nope'"),
-        ("dt=us", "--time-units dt=us: there is no column 'dt'"),
+        ("nope=us", "--time-units nope=us: no column 'nope'"),
+        ("dt=us", "--time-units dt=us: no column 'dt'"),
         ("id=us", "--time-units id=us: column 'id' is int64, not a time"),
     ],
 )

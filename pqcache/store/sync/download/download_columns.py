@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
-from pqcache.errors import CHECK_TABLE, ParquetError, UsageError, first_line
+from pqcache.errors import CHECK_TABLE, ParquetError, UsageError, first_line, no_column
 from pqcache.filters.expression import Condition, condition_columns, expression_of, rows_where
 from pqcache.filters.parse import parse_condition
 from pqcache.filters.pruning import TruthValues, prune_row_groups
@@ -314,8 +314,7 @@ def _wanted(
     present = set(map(str.lower, end.columns))
     for name in columns:
         if name not in end.columns and (name not in {*partitions, *types} or name.lower() in present):
-            known = ", ".join(end.columns) or "none"
-            raise UsageError(end.name, f"there is no column {name}", f"there are: {known}")
+            raise no_column(end.name, name, end.columns)
     wanted = [name in columns for name in end.columns]
     if not any(wanted) and not any(name in types for name in columns):
         known = ", ".join(end.columns) or "none"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pqcache.errors import ParquetError, PqcacheError, SourceDenied, SourceError, UsageError
+from pqcache.errors import ParquetError, PqcacheError, SourceDenied, SourceError, UsageError, no_column
 from pqcache.events import ignore
 from pqcache.parquet.rewrite.options import canonical_json
 from pqcache.store.drivers.base import Source
@@ -254,7 +254,7 @@ def _types(
             break
     known |= dict.fromkeys(partitions.names)
     for name in absent:
-        raise UsageError(source.url, f"there is no column {name}", f"there are: {', '.join(known) or 'none'}")
+        raise no_column(source.url, name, known)
     for reason in filter(None, unresolved.values()):
         raise reason.within(source.url)
     return found

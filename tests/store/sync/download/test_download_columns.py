@@ -383,11 +383,11 @@ def test_another_version_never_mixes_with_what_was_there(tmp_path: Path) -> None
 def test_errors_name_what_is_wrong(tmp_path: Path) -> None:
     remote = Remote(tmp_path, pa.table({"a.b": [1], "c": [2]}))
     for columns, where, message in [
-        (["c", "d"], None, "a.parquet: there is no column d; there are: a.b, c"),
+        (["c", "d"], None, "a.parquet: no column 'd'; there are: a.b, c"),
         ([], None, "none of its columns is wanted"),
-        (None, "d = 1", "a.parquet: --where 'd = 1': there is no column d; there are: a.b, c"),
+        (None, "d = 1", "a.parquet: --where 'd = 1': no column 'd'; there are: a.b, c"),
         (None, "c = 'x'", "a.parquet: --where \"c = 'x'\": 'x' is not a value of c"),
-        (None, "c.x = 1", "there is no column c.x"),
+        (None, "c.x = 1", "no column 'c.x'"),
     ]:
         with pytest.raises(UsageError) as caught:
             remote.fetch(columns, where)

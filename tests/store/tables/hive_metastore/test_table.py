@@ -95,7 +95,7 @@ def test_partition_columns_have_the_types_of_the_table(database: Database, tmp_p
         }  # fmt: skip
     assert pqcache.sync(url, tmp_path / "cache", where="c = '2026-11-01' and a = '1'").rows == 1
     assert pqcache.sync(url, tmp_path / "other", columns=["id"]).rows == 1
-    with pytest.raises(UsageError, match="there is no column nothing; there are: id"):
+    with pytest.raises(UsageError, match="no column 'nothing'; there are: id"):
         pqcache.sync(url, tmp_path / "third", columns=["nothing"])
 
 
