@@ -53,9 +53,11 @@ def run(arguments: list[str]) -> int:
         return Interrupted.exit_code
     except PqcacheError as error:
         return _fail(error, arguments)
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit) as error:
+        if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
+            raise  # as completion does; Typer also makes one of a closed pipe
         _drop_output()
-        return 1
+        return _fail(PqcacheError("the output", "closed by its reader before the end"), arguments)
     except OSError as error:
         _drop_output()
         name = error.filename or "the output, or a temporary file"

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from datetime import date, timedelta
 from functools import cache
 from importlib.util import find_spec
+from multiprocessing.process import BaseProcess
 from multiprocessing.sharedctypes import Synchronized
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -43,6 +44,7 @@ from pqcache.units import format_size
 
 MARK = ".pqcache-demo"  # marks a directory that the demo may empty
 LIMIT = "4MB"
+CLOSED = 141  # the exit code of a training whose output nobody reads
 SPAWN = multiprocessing.get_context("spawn")  # trainings are separate processes
 Ids = npt.NDArray[np.int64]
 RATE = 2.0
@@ -135,26 +137,37 @@ def untrue(claim: str) -> PqcacheError:
 
 
 def say(text: str) -> None:
-    """Print without buffering, because child processes print too."""
-    print(text, flush=True)
+    """Print text in the terminal's width; without buffering, because child processes print too."""
+    width = shutil.get_terminal_size().columns
+    for line in text.split("\n"):
+        print("\n".join(wrapped(line, width)), flush=True)
+
+
+def wrapped(line: str, width: int) -> list[str]:
+    """Break a line at spaces, and indent what follows its first part."""
+    if len(line) <= width:  # as it is, with its spaces
+        return [line]
+    return textwrap.wrap(line, width, subsequent_indent="     ", break_long_words=False, break_on_hyphens=False)
 
 
 def chapter(title: str, text: str) -> None:
     say(f"\n\n{title}\n{'-' * len(title)}")
-    say(textwrap.fill(text, 80))
+    say(textwrap.fill(text, min(80, shutil.get_terminal_size().columns)))
 
 
 def pqcache(*arguments: str | Path, to: Path | None = None) -> str:
     """Run a pqcache command, show it, and return what it printed; ``to`` shows a redirection instead."""
     words = [shown(word) for word in arguments]
-    say(f"\n$ pqcache {shlex.join(words)}" + (f" > {shown(to)}" if to else ""))
+    width = shutil.get_terminal_size().columns
+    command = f"$ pqcache {shlex.join(words)}" + (f" > {shown(to)}" if to else "")
+    say("\n" + " \\\n".join(wrapped(command, width - 2)))
     done = subprocess.run(
         [sys.executable, "-m", "pqcache", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         encoding=sys.stdout.encoding,
         errors="replace",
-        env={**os.environ, "NO_COLOR": "1", "FORCE_COLOR": ""},  # which a CI may set
+        env={**os.environ, "COLUMNS": str(width), "NO_COLOR": "1", "FORCE_COLOR": ""},  # which a CI may set
         check=False,
     )
     if to is not None:
@@ -179,8 +192,11 @@ def run_demo(directory: Path) -> None:
     if not wipe(demo.root):
         raise UsageError(directory, "not empty, and not from an earlier demo", "name another directory")
     say("pqcache in one run: $ marks a command, -> a claim that was checked after it.")
-    for part in (first_sync, repartition, training, night, morning):
-        part(demo)
+    try:
+        for part in (first_sync, repartition, training, night, morning):
+            part(demo)
+    except KeyboardInterrupt:
+        raise Interrupted("", "interrupted", "run the command again, which begins anew") from None
     chapter("What was checked", "Rows, ids and row-group sizes were read from the files with pyarrow:")
     for number, claim in enumerate(demo.proved, 1):
         say(f"{number:>3}. {claim}")
@@ -271,8 +287,9 @@ def night(demo: Demo) -> None:
         ended_at, new, left = pause.step.value, demo.snapshot, demo.snapshots
     seen, undisturbed = np.load(demo.root / "through.npz"), np.load(demo.root / "train.npz")
     steps, ids = seen["losses"].shape[1], seen["ids"][0]
+    when = f"at its step {ended_at}" if began_at == ended_at else f"between its steps {began_at} and {ended_at}"
     demo.proves(
-        f"the new snapshot was published between its steps {began_at} and {ended_at} of {steps}",
+        f"the new snapshot was published {when} of {steps}",
         old != new and summary["snapshot"] == new and 0 < began_at <= ended_at < steps,
     )
     demo.proves(
@@ -296,7 +313,7 @@ def change_source(demo: Demo) -> set[str]:
 def nightly_sync(demo: Demo, moved: set[str]) -> dict[str, Any]:
     """Sync while the training runs, and check what was fetched; return the summary."""
     before = {inode_of(demo.held / path): path for path in files(demo.held)}
-    lines = pqcache("sync", demo.cache, "--keep", "1", "--json").splitlines()
+    lines = pqcache("sync", demo.cache, "--keep", "1", "--json", to=demo.root / "night.json").splitlines()
     *events, summary = [json.loads(line) for line in lines if line.startswith("{")]
     fetched = [event for event in events if event["event"] == "fetched"]
     linked = [path for path in files(demo.held) if before.get(inode_of(demo.held / path)) == path]
@@ -342,7 +359,7 @@ def training_process(demo: Demo, report: str, epochs: int = 1, pause: Pause | No
     try:
         while pause is not None and not pause.begun.wait(0.2):
             if not process.is_alive():
-                raise untrue("the training begins")
+                raise early_end(process, "the training begins")
         yield
         if pause is not None:
             pause.over.set()
@@ -351,7 +368,11 @@ def training_process(demo: Demo, report: str, epochs: int = 1, pause: Pause | No
         process.terminate()
         raise
     if process.exitcode != 0:
-        raise untrue("the training comes to its end")
+        raise early_end(process, "the training comes to its end")
+
+
+def early_end(process: BaseProcess, claim: str) -> Exception:
+    return BrokenPipeError() if process.exitcode == CLOSED else untrue(claim)
 
 
 def train_here(cache: Path, epochs: int, report: Path, pause: Pause | None) -> None:
@@ -365,6 +386,8 @@ def train_here(cache: Path, epochs: int, report: Path, pause: Pause | None) -> N
         train(cache, epochs, report, after_step)
     except KeyboardInterrupt:  # of the demo, which says so
         sys.exit(Interrupted.exit_code)
+    except BrokenPipeError:
+        os._exit(CLOSED)  # without flushing, which fails again
 
 
 def files(root: Path) -> list[str]:

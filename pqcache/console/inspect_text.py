@@ -261,7 +261,7 @@ def _print_histogram(console: Console, found: Inspection) -> None:
     style = "red" if found.over_block else "yellow" if found.under_quarter else "green"
     console.print("\n[bold]blocks[/], as HDFS and Spark read them")
     console.print(f"  [{style}]{verdict(found)}[/]", soft_wrap=True)
-    if found.straddling is not None and found.blocks_touched is not None:
+    if found.kind == "remote" and found.straddling is not None and found.blocks_touched is not None:
         each = found.blocks_touched / max(1, found.row_groups)
         console.print(f"  row groups across a block boundary: {found.straddling:,}; blocks per row group: {each:.2f}")
     command = remedy(found)

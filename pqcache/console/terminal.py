@@ -20,7 +20,7 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, TextIO
 
-from pqcache.errors import PqcacheError
+from pqcache.errors import PartitionsSkipped, PqcacheError
 from pqcache.events import (
     Advanced,
     Awaited,
@@ -106,14 +106,17 @@ def ask(question: str) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def print_sentence(text: str) -> None:
+def print_sentence(text: str, indent: str = "") -> None:
     """Print one line to standard output; a terminal does not break its words."""
+    text = indent + text
     if sys.stdout.isatty():
         import shutil
         import textwrap
 
         width = shutil.get_terminal_size().columns
-        for line in textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False):
+        for line in textwrap.wrap(
+            text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        ):
             print_line(line)
     else:
         print_line(text)
@@ -165,7 +168,8 @@ def print_error(error: PqcacheError, json_lines: bool) -> None:
     if json_lines:
         print_json({"event": "error", **error_values(error)})
     reason = " ".join(line.strip() for line in error.reason.splitlines())  # another library's may have several
-    label, message = "pqcache: error:", printable(str(PqcacheError(error.subject, reason, error.advice)))
+    label = "pqcache: warning:" if isinstance(error, PartitionsSkipped) else "pqcache: error:"  # as it has published
+    message = printable(str(PqcacheError(error.subject, reason, error.advice)))
     if sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") not in (None, "dumb"):
         label = f"\x1b[1;31m{label}\x1b[0m"
     sys.stderr.write(f"{line_prefix(sys.stderr)}{label} {message}\n")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import shutil
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from pqcache.console.terminal import print_line, print_sentence
+from pqcache.options import Remembered, options_of
 from pqcache.store.history import DONE, ROLLBACK, result_of
 from pqcache.store.urls import quoted
 from pqcache.units import format_count, format_seconds, format_size
@@ -29,9 +32,15 @@ Row = tuple[Sequence[str], Sequence[str]]  # the cells, and lines that stand bel
 
 
 def print_table(titles: Sequence[str], rows: Sequence[Row], right: Collection[str] = ()) -> None:
-    """Print rows below their titles; columns whose titles are in ``right`` end at one place."""
+    """Print rows below their titles; columns whose titles are in ``right`` end at one place.
+
+    If a terminal is too narrow, the last column stands below each row.
+    """
     lines = [titles, *(cells for cells, _ in rows)]
     widths = [max(len(line[at]) for line in lines) for at in range(len(titles))]
+    if sys.stdout.isatty() and sum(widths) + 2 * len(widths) - 2 > shutil.get_terminal_size().columns:
+        rows = [(cells[:-1], [f"{titles[-1]}: {cells[-1]}".removeprefix(": "), *notes]) for cells, notes in rows]
+        titles, widths = titles[:-1], widths[:-1]
     for cells, notes in ((titles, ()), *rows):
         padded = [
             cell.rjust(width) if title in right else cell.ljust(width)
@@ -39,7 +48,7 @@ def print_table(titles: Sequence[str], rows: Sequence[Row], right: Collection[st
         ]
         print_line("  ".join(padded).rstrip())
         for note in notes:
-            print_line(f"    {note}")
+            print_sentence(note, indent="    ")
 
 
 _NAMED = 10  # partitions
@@ -241,15 +250,17 @@ def _run_notes(record: Mapping[str, Any]) -> list[str]:
         notes.append(f"and {format_count(more, 'more partition')}")
     return [
         *notes,
-        *(f"{name}: {_value_text(before)} -> {_value_text(after)}" for name, (before, after) in changes.items()),
+        *(f"{name}: {_value_text(name, old)} -> {_value_text(name, new)}" for name, (old, new) in changes.items()),
     ]
 
 
-def _value_text(value: Any) -> str:
+def _value_text(name: str, value: Any) -> str:
     if isinstance(value, list):
         return ",".join(map(str, value)) or "none"
     if isinstance(value, Mapping):
         return " ".join(f"{name}={text}" for name, text in value.items()) or "none"
+    if isinstance(value, int | float) and (option := options_of(Remembered).get(name)):
+        value = option.kind.show(value)  # sizes and durations as they were given
     return "default" if value is None else str(value)
 
 
@@ -278,8 +289,8 @@ def print_snapshots(views: Sequence[SnapshotView]) -> None:
     print_table(titles, rows, right=("rows", "bytes", "alone", "readers"))
     if replaced := [view.replaced_bytes for view in views if view.replaced_bytes is not None]:
         each = format_size(sum(replaced) // len(replaced))
-        of = "the last one" if len(replaced) == 1 else f"each of the last {len(replaced):,}"
-        print_line(f"each further snapshot of --keep would take about {each}, which {of} has replaced")
+        of = "sync" if len(replaced) == 1 else f"{len(replaced):,} syncs"
+        print_line(f"each more of --keep takes about {each}: as much as the last {of} replaced")
 
 
 def print_pin(report: PinReport) -> None:

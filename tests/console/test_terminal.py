@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pty
 import py_compile
 import re
 import shlex
 import shutil
 import signal
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -224,6 +228,49 @@ def test_closed_streams_change_no_exit_code(tmp_path: Path) -> None:
     for words, code in (("nowhere", 2), ("shop cache", 0)):
         command = f"exec {shlex.join(PQCACHE)} sync {words} >&- 2>&-"
         assert subprocess.run(["sh", "-c", command], cwd=tmp_path, timeout=60).returncode == code
+
+
+def test_a_reader_that_goes_away_is_an_error_of_one_line(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([*PQCACHE, "help"], stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "pqcache: error: the output: closed by its reader before the end\n")
+
+
+def test_a_narrow_terminal_shows_the_last_column_below(tmp_path: Path) -> None:
+    write_shop(tmp_path / "shop", days=1, files=1)
+    cache = tmp_path / ("c" * 150)
+    pqcache.sync(tmp_path / "shop", cache)
+    reader, writer = pty.openpty()
+    fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 180, 0, 0))
+    clean = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    subprocess.run([*PQCACHE, "status", cache], stdout=writer, env=clean, check=True, timeout=60)
+    said = b""
+    while said.count(b"\n") < 4:  # a terminal passes on a part at a time
+        said += os.read(reader, 10_000)
+    os.close(reader)
+    os.close(writer)
+    shown = said.decode().splitlines()
+    assert shown[0].split()[-2:] == ["in", "use"]
+    assert shown[2].split() == ["source:", f"{tmp_path}/shop"]
+
+
+def test_an_interrupted_demo_says_that_it_begins_anew(tmp_path: Path) -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([*PQCACHE, "demo"], cwd=tmp_path, stdout=pipe, stderr=pipe, text=True) as demo:
+        assert demo.stdout is not None
+        assert demo.stdout.readline().startswith("pqcache in one run")
+        demo.send_signal(signal.SIGINT)
+        _, said = demo.communicate(timeout=60)
+    assert (demo.returncode, said) == (130, "pqcache: error: interrupted; run the command again, which begins anew\n")
+
+
+def test_without_torch_an_import_names_the_extra() -> None:
+    code = "import sys; sys.modules['torch'] = None; from pqcache.torch import Loader"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    last = "ModuleNotFoundError: pqcache.torch needs torch: pip install 'pqcache[torch]'"
+    assert done.stderr.splitlines()[-1] == last
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -233,6 +233,9 @@ def test_the_table_says_why_and_what_changed(
     assert failed.split()[2:4] == ["sync", "failed"]
     assert error == f"    {tmp_path}/nowhere: no such file or directory; check the path"
     assert max(map(len, lines[:-1])) <= 80
+    pqcache.sync(cache, row_group_size="8MB")
+    print_history(pqcache.log(cache)[-1:])
+    assert capsys.readouterr().out.endswith("\n    row_group_size: default -> 8MB\n"), "as it was typed"
 
 
 def test_a_torn_frame_loses_no_other_record(tmp_path: Path) -> None:
