@@ -262,7 +262,7 @@ def advise(report: BenchReport, groups: RowGroups, dense: dict[str, float]) -> I
     if chosen.workers is None:
         yield Advice("torch is not installed, so only Cache.batches was measured: pip install 'pqcache[torch]'")
     if chosen.workers == 0:
-        yield Advice("workers are for a transform that takes time; the dataset itself decodes on all cores without")
+        yield Advice("workers pay only for a slow transform; the dataset decodes on all cores without them")
     disk = [share for share in (report.limit_from_disk, *(m.from_disk for m in report.measured)) if share is not None]
     if disk and max(disk) > _COLD:
         yield Advice("part of it came from the disk: run it again to see what a warm page cache gives")

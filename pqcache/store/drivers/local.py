@@ -90,7 +90,8 @@ class LocalSource(Source):
         if not self._only and os.path.isfile(os.path.join(self._root, CONFIG)):  # all its snapshots would be read
             cache = CacheDirectory(Path(self.url))
             inside = None if cache.exists() else cache.caches_inside()
-            raise UsageError(self.url, *(inside or ("is a pqcache", f"for what it holds now name {self.url}/current")))
+            itself = ("is a cache", f"to read its current snapshot, name {self.url}/current")
+            raise UsageError(self.url, *(inside or itself))
 
     def list(self) -> Iterator[SourceFile]:
         self._private = {}

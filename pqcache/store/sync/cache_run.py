@@ -45,11 +45,15 @@ class ByteCounter:
     def __init__(self, on_event: OnEvent, limit: BandwidthLimit | None = None) -> None:
         self.bytes, self.listed = 0, now_text()
         self.record: RunRecord | None = None
+        self._fetches = False
         self._on_event, self._limit = on_event, limit
         self._lock = threading.Lock()
 
     def __call__(self, event: Event) -> None:
+        if isinstance(event, Reused) and self._fetches:  # what this run has fetched itself
+            return
         if isinstance(event, Started):
+            self._fetches |= event.phase == "fetch"
             if event.phase == "list":
                 self.listed = now_text()
             if self.record is not None:

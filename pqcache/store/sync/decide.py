@@ -283,7 +283,9 @@ def decide(
         _check_lost_files(plan, manifest, files, listing, asked)
     if not plan.directories:
         reason = SourceIncomplete(
-            asked.url, "all files there still wait for --marker or --settle", "nothing was published"
+            asked.url,
+            "all files there still wait for --marker or --settle, so nothing was published",
+            "sync again when their writer has finished",
         )
         raise next(iter(_left_out(listing, findings).values()), reason)  # nothing that is skipped has an old version
     metadata = SnapshotMetadata(

@@ -372,7 +372,7 @@ def planned_files(plan: Plan, manifest: Manifest | None, listed: Collection[str]
             if before != file.identity:
                 yield Planned(file.path, "change" if before else "add", "is in an older snapshot", 0)
         if item.rewrite and not item.downloads:
-            yield Planned(item.directory, "rewrite", "its files, their row groups or options are other ones", 0)
+            yield Planned(item.directory, "rewrite", "its files, row groups or options have changed", 0)
     there = frozenset(listed)
     for path in plan.removed:
         reason = "is left out by the options" if path in there else "is gone at the source"

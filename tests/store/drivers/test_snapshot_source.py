@@ -112,7 +112,7 @@ def test_what_is_no_part_of_a_snapshot(upstream: Path, tmp_path: Path) -> None:
             list(source.list())
         with pytest.raises(SourceNotFound):
             source.stat("x.parquet")
-    with pytest.raises(UsageError, match="for what it holds now name"):
+    with pytest.raises(UsageError, match="to read its current snapshot, name"):
         open_source(str(upstream))
     with pytest.raises(UsageError, match="has no such option"):
         open_source(str(upstream / "current"), {"endpoint": "x"})
@@ -209,5 +209,5 @@ def test_a_cache_of_a_table_as_a_source_has_only_what_it_holds(table: Path, tmp_
     assert held(second) == [{"code": r["code"], "day": r["day"], "id": r["id"]} for r in judged(table)]
     pqcache.sync(first / "current" / "day=2026-11-01", day)
     assert held(day) == [{"code": "7", "id": 1}]
-    with pytest.raises(UsageError, match="no column added"):
+    with pytest.raises(UsageError, match="no column 'added'"):
         pqcache.sync(first / "current", tmp_path / "third", columns=["id", "added"])

@@ -163,7 +163,7 @@ def test_a_cache_is_read_once_whatever_its_url(scheme: str, tmp_path: Path) -> N
     pqcache.sync(cache)  # two snapshots
     report = pqcache.repartition(f"{scheme}{cache}", tmp_path / "out")
     assert report.rows == pqcache.inspect(f"{scheme}{cache}").rows == pqcache.inspect(tmp_path / "out").rows
-    with pytest.raises(pqcache.UsageError, match=r"is a pqcache; for what it holds now name .*/current"):
+    with pytest.raises(pqcache.UsageError, match=r"is a cache; to read its current snapshot, name .*/current"):
         pqcache.sync(f"{scheme}{cache}", tmp_path / "copy")
 
 

@@ -283,7 +283,7 @@ def test_what_removing_snapshots_frees(lake: Path, cache: Path, tmp_path: Path) 
     )
     shown = run_pqcache("snapshots", cache).stdout.splitlines()
     mean = sum(view.replaced_bytes or 0 for view in views) // 4
-    assert f"would take about {format_size(mean)}, which each of the last 4 has replaced" in shown[-1]
+    assert f"takes about {format_size(mean)}: as much as the last 4 syncs replaced" in shown[-1]
 
     pqcache.pin(cache, "4")
     planned = pqcache.gc(cache, keep=1, dry_run=True)

@@ -18,7 +18,7 @@ import pytest
 
 import pqcache
 from pqcache.errors import ParquetError, PartitionsSkipped, SourceError, TypeClash
-from pqcache.events import Event, Fetched, Started
+from pqcache.events import Event, Fetched, Reused, Started
 from pqcache.store.sync import build_snapshot
 from tests.damage import flip
 from tests.datasets import files_of
@@ -339,6 +339,16 @@ def test_a_table_without_partitions_remains_as_it_was(tmp_path: Path) -> None:
     assert files_of(tmp_path / "c" / "current") == ["a.parquet", "c.parquet"], "b may have what a had"
 
 
+def test_what_this_run_has_fetched_is_not_resumed(lake: Path, tmp_path: Path) -> None:
+    write(lake, 3, [3]).write_bytes(BROKEN)
+    events: list[Event] = []
+    with pytest.raises(ParquetError):
+        pqcache.sync(lake, tmp_path / "new", on_event=events.append)
+    assert not any(isinstance(event, Reused) for event in events)
+    pqcache.sync(lake, tmp_path / "new", skip_bad=True, on_event=events.append)
+    assert len([event for event in events if isinstance(event, Reused)]) == 1
+
+
 def test_the_command_line_says_so_and_ends_with_its_own_code(lake: Path, cache: Path) -> None:
     write(lake, 2, ["x"])
     write(lake, 3, [3])
@@ -354,7 +364,7 @@ def test_the_command_line_says_so_and_ends_with_its_own_code(lake: Path, cache: 
     assert said.stdout.rstrip().endswith("; 1 partition skipped")
     quiet = run_pqcache("sync", cache, "-q")
     assert (quiet.returncode, quiet.stdout) == (5, "")
-    assert "1 partition skipped: dt=2" in quiet.stderr
+    assert re.search("pqcache: warning: .*: 1 partition skipped: dt=2", quiet.stderr)
     assert "(1 skipped)" in run_pqcache("log", cache).stdout
     checked = run_pqcache("verify", cache)
     assert checked.returncode == 0

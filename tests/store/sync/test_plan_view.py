@@ -112,7 +112,7 @@ def test_the_log_has_what_changed_and_why(lake: Path, tmp_path: Path) -> None:
     pqcache.sync(cache)
     assert "touched" not in pqcache.log(cache)[-1]
     pqcache.repartition(cache, row_group_size="1MB")
-    reason = "its files, their row groups or options are other ones"
+    reason = "its files, row groups or options have changed"
     assert {change["reason"] for change in pqcache.log(cache)[-1]["touched"]} == {reason}
 
 
