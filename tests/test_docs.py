@@ -199,8 +199,13 @@ def test_the_readme_is_short_and_its_numbers_are_measured() -> None:
             assert re.search(rf"(?<![\d.,]){re.escape(number)}(?![\d]|[.,]\d)", measured), f"{number}: {cell.strip()}"
 
 
+def marks_of(page: Path) -> list[pytest.MarkDecorator]:
+    """The pages that everyone reads first are run by `make test`, the others by `make test-deep`."""
+    return [] if page.name in ("quick-start.md", "nightly.md", "training.md") else [pytest.mark.deep]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("page", pages_with("")[1:], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [pytest.param(p, id=p.name, marks=marks_of(p)) for p in pages_with("")[1:]])
 def test_what_docs_show_runs(page: Path, lake: Path) -> None:
     if page.name != "quick-start.md":
         sync_cache(str(lake / "lake" / "shop"), lake / "cache" / "shop")

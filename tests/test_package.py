@@ -75,6 +75,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
     return python, wheel, sdist
 
 
+@pytest.mark.deep  # installs into an environment of its own, and runs the demo
 @pytest.mark.slow
 def test_the_wheel_works_without_extras(built: tuple[Path, Path, Path], tmp_path: Path) -> None:
     python, wheel, sdist = built

@@ -79,17 +79,15 @@ FAILURES = [
     (errno.EIO, False, "plain"),
     (errno.EIO, False, "rewritten"),
     (errno.EIO, False, "columns"),
+    (errno.EDQUOT, False, "plain"),  # handled as ENOSPC is
 ]
+QUICK = [(errno.ENOSPC, True, "first"), (errno.ENOSPC, True, "rewritten"), (errno.EIO, False, "columns")]
 
 
 @pytest.mark.parametrize(
     ("number", "on", "kind", "deep"),
     [
-        *(
-            pytest.param(*failure, False, id=f"{errno.errorcode[failure[0]]}-{failure[2]}-quick")
-            for failure in FAILURES
-        ),
-        pytest.param(errno.EDQUOT, False, "plain", False, id="EDQUOT-plain-quick"),  # handled as ENOSPC is
+        *(pytest.param(*failure, False, id=f"{errno.errorcode[failure[0]]}-{failure[2]}-quick") for failure in QUICK),
         *(
             pytest.param(*failure, True, id=f"{errno.errorcode[failure[0]]}-{failure[2]}-deep", marks=pytest.mark.deep)
             for failure in FAILURES
