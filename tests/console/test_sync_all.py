@@ -134,7 +134,7 @@ def test_a_cache_with_what_nobody_should_lose_is_kept(root: Path) -> None:
 
     (shop / "notes.txt").write_text("precious")
     (shop / "snapshots" / "mine").mkdir()
-    refused("not the cache's: notes.txt, snapshots/mine; move it away, or give --force")
+    refused("do not belong to the cache: notes.txt, snapshots/mine; move it away, or give --force")
     (shop / "notes.txt").unlink()
     (shop / "snapshots" / "mine").rmdir()
     (shop / "current" / "dt=2026-11-01" / "mine.csv").write_text("precious")
