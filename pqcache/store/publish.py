@@ -189,8 +189,8 @@ def remove_old_snapshots(cache: CacheDirectory, keep: int, older_than: float = 0
 def removable_snapshots(cache: CacheDirectory, keep: int, older_than: float = 0.0) -> list[Snapshot]:
     """The snapshots that ``remove_old_snapshots`` would remove if nobody reads them.
 
-    These include replaced candidates, and arriving snapshots that no run will continue, as a snapshot was published or
-    they were abandoned.
+    These include replaced candidates, and arriving snapshots that no run will continue: abandoned ones, and all of them
+    once a snapshot is published.
     """
     current, candidate = cache.current(), cache.candidate()
     dead: list[Snapshot] = [s for s in arriving_snapshots(cache) if current is not None or s.is_abandoned()]

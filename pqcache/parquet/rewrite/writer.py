@@ -277,7 +277,7 @@ class _Writer:
         return _OpenRowGroup(appendable=appendable, dictionary=dictionary, columns=self.encoder.columns)
 
     def rows_to_add(self, group: _OpenRowGroup) -> int:
-        """The number of rows for the next part of ``group``; 0 if it is full."""
+        """How many rows to append to ``group`` next; 0 if the row group is full."""
         queue, estimate, limit = self.queue, self.estimate, self.limit
         max_rows = min(_MAX_ROWS, sys.maxsize if group.over is None else group.over - 1) - group.rows
         if group.most is not None:

@@ -195,7 +195,8 @@ class RowWeights:
     def at(self, epoch: int, seed: int, constant: bool = False) -> Selection:
         """The rows of an epoch, each as often as it comes.
 
-        With ``constant`` all epochs have the same number of rows; this shifts probabilities by one row in total.
+        With ``constant`` all epochs have the same number of rows, for which at most one row more or less is drawn than
+        the weights alone would give.
         """
         weigher, found = self._weigher(epoch), self._found
         if weigher is None:

@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pqcache.errors import PqcacheError, SourceError, SourceIncomplete
 from pqcache.store.config import Config, parse_max_delete
@@ -21,9 +20,6 @@ from pqcache.store.sync.cache_run import CacheRun
 from pqcache.store.sync.plan import Plan
 from pqcache.store.table_part import FREE, parse_newest
 from pqcache.units import format_count, format_seconds, format_size, printable
-
-if TYPE_CHECKING:
-    pass
 
 SETTLE = 600.0  # seconds that a partition which was replaced waits for, if no --settle says how many
 _MAY_LOSE = 1  # percent of the table's rows, in such a partition
@@ -253,9 +249,9 @@ def shrunk_partitions(
 ) -> dict[str, SourceIncomplete]:
     """Find partitions that wait, with the reason for each: their writers may not have written all files yet.
 
-    All files of such a partition were replaced, not all under their old names, and it has lost more rows than the share
-    of ``max_delete``. It waits until its files have settled, and if it loses too much of the table. A partition without
-    any file waits while its writer is at work. ``found`` is everything at the source.
+    Such a partition has only new files, some of them under new names, and has lost more rows than ``max_delete`` allows.
+    It waits until its files have settled; if it loses too much of the whole table, it waits for ``--force``. A partition
+    without any file waits while its writer is at work. ``found`` is everything at the source.
     """
     now = _total((entry.path, entry.rows) for entry in entries)
     before = _total((entry.path, entry.rows) for entry in held)
