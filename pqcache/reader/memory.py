@@ -162,8 +162,8 @@ def fit(
     """The window of each of a rank's ``lanes`` lanes, of ``all_lanes``, within ``memory`` bytes.
 
     In file order it is one row group. If fewer than 16 row groups fit and their files have page indexes (``pieces``),
-    they are read in pieces, and the window is 16 pieces, or fewer if memory is small. Without page indexes they are read
-    whole, down to one per lane; a warning says so if that takes more than ``memory``.
+    they are read in pieces, and the window is 16 pieces, or fewer if memory is small. Without page indexes they are
+    read whole, down to one per lane; a warning says so if that takes more than ``memory``.
 
     Raises:
         UsageError: pieces would be tiny, or one row group alone is too large.

@@ -249,9 +249,9 @@ def shrunk_partitions(
 ) -> dict[str, SourceIncomplete]:
     """Find partitions that wait, with the reason for each: their writers may not have written all files yet.
 
-    Such a partition has only new files, some of them under new names, and has lost more rows than ``max_delete`` allows.
-    It waits until its files have settled; if it loses too much of the whole table, it waits for ``--force``. A partition
-    without any file waits while its writer is at work. ``found`` is everything at the source.
+    Such a partition has only new files, some of them under new names, and has lost more rows than ``max_delete``
+    allows. It waits until its files have settled; if it loses too much of the whole table, it waits for ``--force``. A
+    partition without any file waits while its writer is at work. ``found`` is everything at the source.
     """
     now = _total((entry.path, entry.rows) for entry in entries)
     before = _total((entry.path, entry.rows) for entry in held)
