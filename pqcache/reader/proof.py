@@ -223,8 +223,8 @@ def _check_alike(first: Mapping[str, Any], state: Mapping[str, Any], name: str) 
     of_first, of_state = ({**state, **state["proof"]} for state in (first, state))
     for key, shown in {"content": "other files", "row_groups": "other rows", **dict.fromkeys(_ALIKE, "")}.items():
         if of_first[key] != of_state[key]:
-            shown = shown or f"{key}={of_state[key]}, and another of {key}={of_first[key]}"
-            raise UsageError(name, f"it belongs to {shown}", "give the proofs of one epoch of one training")
+            shown = shown or f"{key}={of_state[key]}, and another from {key}={of_first[key]}"
+            raise UsageError(name, f"it comes from {shown}", "give the proofs of one epoch of one training")
 
 
 def _apart(parts: Iterable[Part], batches: int, drop_last: bool) -> tuple[Ints, Ints]:

@@ -171,7 +171,7 @@ def test_states_that_do_not_fit_say_why(shop: Path, tmp_path: Path) -> None:
     for wrong in ({}, {"format": 99}, {"format": 2, "x": 2}, *numbers, {**state, "lanes": 0}):
         with pytest.raises(UsageError, match="state"):
             ds.load_state_dict(wrong)
-    with pytest.raises(UsageError, match="of format 1, in whose order a batch has other rows"):
+    with pytest.raises(UsageError, match="format 1, in whose order a batch has other rows"):
         ds.load_state_dict({**state, "format": 1})
     ds.load_state_dict(state)
     assert len(list(loader(ds, 3))) == len(ds)  # lanes that do not divide are divided: test_any_world.py

@@ -137,7 +137,7 @@ def test_a_state_of_something_else_is_refused(root: Path) -> None:
         with pytest.raises(UsageError, match=message):
             make(root, how, **options).load_state_dict(state)
     some = Mix({"web": ParquetDataset(root / "web", batch_size=32)})
-    with pytest.raises(UsageError, match="state: it is of a mix of web, books, code, this one is of web"):
+    with pytest.raises(UsageError, match="state: it belongs to a mix of web, books, code, and this one mixes web"):
         some.load_state_dict(state)
     for wrong in ({}, {"format": 9}, {"format": 1}, {**state, "datasets": [1]}, {**state, "datasets": {"web": 1}}):
         with pytest.raises(UsageError, match="state"):

@@ -76,7 +76,7 @@ def test_a_loop_with_stateful_dataloader_repeats_no_epoch(table: Path, workers: 
         resumed.load_state_dict(state)
         if first < last:
             with pytest.raises(
-                UsageError, match=rf"set_epoch\(0\).*is of epoch {last}.*begin with set_epoch\({last}\)"
+                UsageError, match=rf"set_epoch\(0\).*is at epoch {last}.*begin with set_epoch\({last}\)"
             ):
                 list(train(again, resumed, first))
         else:

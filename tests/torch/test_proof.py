@@ -155,7 +155,7 @@ def test_rows_and_snapshots(lake: Path, tmp_path: Path) -> None:
     pqcache.repartition(cache, row_group_size="4KB")
     assert pqcache.prove(cache, proofs).holds, "of the older snapshot"
     newer = loader_of(cache)
-    with pytest.raises(UsageError, match="it is of other files"):
+    with pytest.raises(UsageError, match="it comes from other files"):
         pqcache.prove(cache, [*proofs, *_all(newer)])
     del loader, newer, chosen_rows
     pqcache.gc(cache, keep=1)
@@ -471,7 +471,7 @@ def damaged(state: Options) -> Iterator[tuple[str, Any, str]]:
     for name in ("content", "parts", "drop_last"):
         yield name, {**state, "proof": {k: v for k, v in proof.items() if k != name}}, "its proof is damaged"
     yield "list", {**state, "proof": [1]}, "its proof is damaged"
-    yield "other files", {**state, "proof": {**proof, "content": "0"}}, "it is of other files"
+    yield "other files", {**state, "proof": {**proof, "content": "0"}}, "it comes from other files"
     yield "state", [1], "it is not a state of a ParquetDataset"
 
 
@@ -521,4 +521,4 @@ def test_the_command(cache: Path, tmp_path: Path) -> None:
     other = loader_of(cache, 2, 0, filters="id < 450")
     other.set_epoch(1)
     files[0].write_text(json.dumps(_all(other)[0]))
-    assert "it is of epoch=0, and another of epoch=1" in refused(*words)
+    assert "it comes from epoch=0, and another from epoch=1" in refused(*words)
