@@ -149,7 +149,7 @@ def test_what_is_not_there_in_a_snapshot_is_named_and_leases_nothing(cache: Path
     held = (cache / "current").resolve()
     with pytest.raises(UsageError, match="no such file or directory"):
         open_local_dataset(cache / "current" / "dt=1999-01-01")
-    with pytest.raises(UsageError, match="its files are not those"):
+    with pytest.raises(UsageError, match="its files differ from those"):
         open_local_dataset(cache / "current" / "dt=2026-11-01", "files-0")
     publish(cache, 1)
     publish(cache, 2)
