@@ -34,7 +34,11 @@ def run(source: Path, target: Path, on_event: Callable[[Event], None] = lambda e
 
 def workers() -> list[psutil.Process]:
     """Return the processes that call Python functions for Spark: children of its daemon."""
-    below = psutil.Process().children(recursive=True)
+    below = [
+        process
+        for process in psutil.Process().children(recursive=True)
+        if process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    ]
     daemons = {process.pid for process in below if "pyspark.daemon" in process.cmdline()}
     return [process for process in below if process.ppid() in daemons]
 
