@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -34,13 +35,12 @@ def run(source: Path, target: Path, on_event: Callable[[Event], None] = lambda e
 
 def workers() -> list[psutil.Process]:
     """Return the processes that call Python functions for Spark: children of its daemon."""
-    below = [
-        process
-        for process in psutil.Process().children(recursive=True)
-        if process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    ]
-    daemons = {process.pid for process in below if "pyspark.daemon" in process.cmdline()}
-    return [process for process in below if process.ppid() in daemons]
+    about = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it has ended meanwhile
+            about.append((process, process.ppid(), process.cmdline()))
+    daemons = {process.pid for process, _, words in about if "pyspark.daemon" in words}
+    return [process for process, parent, _ in about if parent in daemons]
 
 
 def test_a_worker_is_killed_half_way(tmp_path: Path) -> None:
