@@ -30,7 +30,7 @@ class StandIn(types.ModuleType):
         return made
 
 
-if importlib.util.find_spec("torch") is None:  # it would be most of what ``make docs`` installs
+if importlib.util.find_spec("torch") is None:  # it would be most of the download, and the pages only need its names
     parts = "torch", "torch._utils", "torch.autograd", "torch.autograd.profiler", "torch.distributed", "torch.utils"
     for part in (*parts, "torch.utils.data"):
         sys.modules[part] = StandIn(part)
