@@ -191,8 +191,8 @@ def run_demo(directory: Path) -> None:
     begun = time.monotonic()
     if not wipe(demo.root):
         raise UsageError(directory, "not empty, and not from an earlier demo", "name another directory")
-    say("pqcache in one run: $ marks a command, -> a claim that was checked after it.")
     try:
+        say("pqcache in one run: $ marks a command, -> a claim that was checked after it.")
         for part in (first_sync, repartition, training, night, morning):
             part(demo)
     except KeyboardInterrupt:
