@@ -56,7 +56,6 @@ fork_checkers()
 settings.register_profile("quick", deadline=None, max_examples=examples(100))
 settings.register_profile("deep", deadline=None, max_examples=200)
 settings.load_profile(PROFILE)
-_DEEP_ROUNDS = 3  # how often the deep profile runs a property, each time with other examples
 
 _SKIPPED_FOR_SERVER = "no test server: "
 _DETAILS = pytest.StashKey[dict[str, str]]()  # what the servers logged, by the reason of the skips
@@ -209,14 +208,6 @@ def pytest_configure(config: pytest.Config) -> None:
         keep_pipes_from_forks()
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Repeat properties under the deep profile, whatever number of examples they ask for themselves."""
-    if PROFILE == "deep" and is_hypothesis_test(metafunc.function):
-        metafunc.fixturenames.append("deep_round")
-        rounds = [pytest.param(number, marks=pytest.mark.deep) for number in range(_DEEP_ROUNDS)]
-        metafunc.parametrize("deep_round", rounds)
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what uses a server, and keep all that uses one on one worker, so that each server starts once a run.
@@ -231,7 +222,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(server)
             if item.get_closest_marker(server) is not None and item.get_closest_marker("xdist_group") is None:
                 item.add_marker(pytest.mark.xdist_group(server))
-        if any(item.get_closest_marker(server) for server in ("hive", "azure")):
+        is_property = isinstance(item, pytest.Function) and is_hypothesis_test(item.function)
+        if any(item.get_closest_marker(server) for server in ("hive", "azure")) or (is_property and PROFILE == "deep"):
             item.add_marker("deep")
         group = item.get_closest_marker("xdist_group")
         if group is not None and item.config.getoption("loadgroup", False):

@@ -1,7 +1,4 @@
-"""How many examples Hypothesis tries of a property: a third in `make test` of what `make test-deep` tries.
-
-The deep profile runs each property several times as well; see tests/conftest.py.
-"""
+"""How many examples Hypothesis tries of a property: a third in `make test` of what `make test-deep` tries."""
 
 from __future__ import annotations
 
