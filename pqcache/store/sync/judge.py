@@ -260,7 +260,7 @@ def _judge_new_values(rule: Rule, new: Judged, current: Judged | None, changed: 
         return
     found, before = values(new), values(current)
     if found is None or before is None:
-        reason = "more values than are recorded, or values without a text"
+        reason = "more values than are recorded, values without a text, or a file that cannot be read"
         yield Finding(rule.text, "", reason, rule.level_of_unknown)
         return
     if added := [_text(value) for value in found if value not in before]:
@@ -356,14 +356,13 @@ def compared_values(
     recorded = _read(current)
     before = {name: recorded[name] for name in columns if name in recorded}
     before |= _values_in(current, held, [name for name in columns if name not in before]) if held else {}
-    before = {name: before.get(name) for name in columns}
     found = _values_in(built, new, columns)
     if writes:
-        both = [(name, before[name], found[name]) for name in columns]
+        both = [(name, before[name], found[name]) for name in columns if name in before and name in found]
         seen = {name: None if one is None or other is None else sorted(one | other) for name, one, other in both}
         mode = stat.S_IMODE(os.stat(built / ROW_GROUPS).st_mode)  # which has values of the files, too
         write_durably(built / VALUES, json.dumps(seen).encode(), (built / VALUES).parent, mode)
-    return before, found
+    return {name: before.get(name) for name in columns}, {name: found.get(name) for name in columns}
 
 
 def _read(snapshot: Path) -> dict[str, Values]:
@@ -376,7 +375,7 @@ def _read(snapshot: Path) -> dict[str, Values]:
 
 
 def _values_in(root: Path, paths: Iterable[str], columns: Collection[str]) -> dict[str, Values]:
-    """Read the values of columns from some files of a snapshot; nulls and files without a column do not count."""
+    """Read the values of columns from some files of a snapshot, without nulls; empty if a file cannot be read."""
     found: dict[str, set[str] | None] = {name: set() for name in columns}
     try:
         for path in paths:
@@ -387,7 +386,7 @@ def _values_in(root: Path, paths: Iterable[str], columns: Collection[str]) -> di
                         found[name] = _with_values(found[name], batch.column(name))
     except (OSError, pa.ArrowException) as error:  # which verify will name
         log.debug("%s: values of columns are not known: %s", root, error)
-        return dict.fromkeys(columns)
+        return {}
     return {name: None if some is None else frozenset(some) for name, some in found.items()}
 
 

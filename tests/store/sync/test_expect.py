@@ -233,9 +233,19 @@ def test_new_values_of_a_column_in_the_files(tmp_path: Path) -> None:
         path.write_text("{")
     day(6, "e")
     assert [level for level, _, _ in found_in(cache, expect=[f"{rule}: warn"])] == ["warned"]
-    day(7, *map(str, range(1001)))
-    assert found_in(cache) == [("warned", "", "more values than are recorded, or values without a text")]
-    day(8, "a", name="other")
+    unknown = "more values than are recorded, values without a text, or a file that cannot be read"
+    for path in cache.glob("snapshots/*/_pqcache/values.json"):
+        path.unlink()
+    (damaged := cache / "current" / "dt=2026-11-01" / "part-0.parquet").rename(tmp_path / "kept")
+    damaged.write_bytes(b"PAR1")
+    day(7, "e")
+    assert found_in(cache) == [("warned", "", unknown)]
+    (tmp_path / "kept").rename(cache / "current" / "dt=2026-11-01" / "part-0.parquet")
+    day(8, "e")
+    assert found_in(cache) == [], "what could not be read is not recorded as unknown"
+    day(9, *map(str, range(1001)))
+    assert found_in(cache) == [("warned", "", unknown)]
+    day(10, "a", name="other")
     with pytest.raises(ContractNotMet, match="new values of shap: no column 'shap'; did you mean 'shop'"):
         pqcache.sync(cache, expect=["new values of shap"])
 
