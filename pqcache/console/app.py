@@ -414,7 +414,7 @@ Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="With --version: 
 
 @app.callback()
 def common(context: typer.Context, version: Version = False, verbose: Verbose = False) -> None:
-    """Sync Parquet tables from HDFS or S3 to local disk, and train from them."""
+    """Sync Parquet tables from HDFS, S3 and other stores to local disk, and train from them."""
     if version:
         from pqcache.versions import __version__, report
 

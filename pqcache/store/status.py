@@ -208,15 +208,15 @@ def _runs(cache: CacheDirectory, current: Snapshot | None, now: float) -> dict[s
         if names := values["skipped"]:
             more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
             reasons.append(f"{format_count(len(names), 'partition')} skipped: {', '.join(names[:3])}{more}")
+    failed = list(itertools.takewhile(lambda record: record["result"] != DONE, reversed(ended)))
+    error = str(failed[0].get("error") or "") if failed else ""
     if (candidate := cache.candidate()) is not None:
         values["candidate"] = candidate.id
         rows = format_count(_totals(candidate).rows, "row")
-        why = "".join(f"; {text}" for text in unmet_of(candidate))
+        why = "".join(f"; {text}" for text in unmet_of(candidate) if text not in error)
         reasons.append(f"{candidate.id} with {rows} is not published{why}")
-    failed = list(itertools.takewhile(lambda record: record["result"] != DONE, reversed(ended)))
     if failed:
         values["failing_since"] = failed[-1]["time"]
-        error = failed[0].get("error")
         what = f"last sync {failed[0]['result']}" if len(failed) == 1 else f"failing since {failed[-1]['time']}"
         reasons.append(f"{what}: {error}" if error else what)
     return {**values, "reasons": tuple(reasons)}
