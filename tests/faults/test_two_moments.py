@@ -15,7 +15,6 @@ import pqcache
 from pqcache import cli
 from pqcache.events import Event, Fetched, Warned
 from pqcache.store.drivers.local import LocalSource
-from pqcache.store.sync import command as sync_module
 from pqcache.store.sync import incremental
 from tests.datasets import shop_table, write_day
 from tests.faults.checks import check_clean, check_snapshot, rows_at
@@ -66,15 +65,12 @@ def put_file(made: Path, remote: Remote, path: str, first: int) -> None:
 HOW: dict[str, dict[str, Any]] = {"plain": {}, "rewritten": {"row_group_size": 8 << 10}, "where": {"where": "id >= 0"}}
 
 
-@pytest.mark.parametrize("names", ["same", "other"])
 @pytest.mark.parametrize(
-    ("remote", "how"),
+    ("remote", "how", "names"),
     [
-        *(pytest.param("path", how, id=f"path-{how}") for how in HOW),
-        *(  # what is rewritten is downloaded as what is copied
-            pytest.param(store, how, id=f"{store}-{how}", marks=pytest.mark.hdfs)
-            for store, how in (("hdfs", "plain"), ("hdfs", "where"), ("webhdfs", "plain"))
-        ),
+        pytest.param("path", "rewritten", "same", id="path"),  # what is rewritten is downloaded as what is copied
+        pytest.param("hdfs", "where", "other", id="hdfs", marks=pytest.mark.hdfs),
+        pytest.param("webhdfs", "plain", "same", id="webhdfs", marks=pytest.mark.hdfs),
     ],
     indirect=["remote"],
 )
@@ -103,7 +99,7 @@ def test_a_partition_swapped_by_rename(remote: Remote, how: str, names: str, tmp
     assert not pqcache.sync(cache).published
 
 
-@pytest.mark.parametrize("remote", [*STORES, S3], indirect=True)
+@pytest.mark.parametrize("remote", [*STORES[:2], S3], indirect=True)
 def test_a_kept_file_that_changes_beside_a_new_one(remote: Remote, tmp_path: Path) -> None:
     made, cache = made_lake(tmp_path / "made"), tmp_path / "cache"
     remote.upload(made)
@@ -117,42 +113,27 @@ def test_a_kept_file_that_changes_beside_a_new_one(remote: Remote, tmp_path: Pat
     assert not pqcache.sync(cache).published
 
 
-@pytest.mark.parametrize("remote", [*STORES, S3], indirect=True)
 def test_a_file_moved_from_an_unlisted_directory_to_a_listed_one(
-    remote: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, cache = made_lake(tmp_path / "made"), tmp_path / "cache"
-    remote.upload(made)
-    pqcache.sync(remote.url, cache)
-    move_during_listing(monkeypatch, made, remote)
+    """A listing has passed the first day and not the second, from which the file comes."""
+    lake, cache = made_lake(tmp_path / "lake"), tmp_path / "cache"
+    pqcache.sync(lake, cache)
+    real, moved = LocalSource.list, []
+
+    def torn(self: LocalSource) -> Iterator[Any]:
+        before = list(real(self))
+        if not moved:
+            moved.append(True)
+            (lake / DAY / "part-00003.parquet").rename(lake / "dt=2026-11-01" / "moved.parquet")
+        yield from (file for file in before if file.path.startswith("dt=2026-11-01/"))
+        yield from (file for file in real(self) if not file.path.startswith("dt=2026-11-01/"))
+
+    monkeypatch.setattr(LocalSource, "list", torn)
     pqcache.sync(cache)
-    assert check_snapshot(cache, [rows_at(made)]) == 0
+    assert moved
+    assert check_snapshot(cache, [rows_at(lake)]) == 0
     assert not pqcache.sync(cache).published
-
-
-def move_during_listing(monkeypatch: pytest.MonkeyPatch, made: Path, remote: Remote) -> None:
-    """Move a file of the second day to the first once, when a listing has passed the first day and not the second."""
-    real, moved = sync_module.open_table, []
-
-    def opened(*arguments: Any) -> Any:
-        source = real(*arguments)
-        listed = source.list
-
-        def torn() -> Iterator[Any]:
-            before = list(listed())
-            if not moved:
-                moved.append(True)
-                remote.put("dt=2026-11-01/moved.parquet", (made / DAY / "part-00003.parquet").read_bytes())
-                remote.delete(f"{DAY}/part-00003.parquet")
-                (made / DAY / "part-00003.parquet").rename(made / "dt=2026-11-01" / "moved.parquet")
-            passed = [file for file in before if file.path.startswith("dt=2026-11-01/")]
-            yield from passed
-            yield from (file for file in listed() if not file.path.startswith("dt=2026-11-01/"))
-
-        source.list = torn
-        return source
-
-    monkeypatch.setattr(sync_module, "open_table", opened)
 
 
 def test_a_source_that_never_holds_still(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -160,14 +141,20 @@ def test_a_source_that_never_holds_still(tmp_path: Path, capfd: pytest.CaptureFi
     lake, cache = made_lake(tmp_path / "lake"), tmp_path / "cache"
     pqcache.sync(str(lake), cache)
     old = rows_at(lake)
-    remote = next(r for r in [LocalLake(lake)])
-    remote.add()
+    count = iter(range(100))
+
+    def add() -> None:
+        number = next(count)
+        pq.write_table(shop_table(20_000 + 5 * number, 5), lake / DAY / f"added-{number}.parquet")
+
+    add()
+    old_and_first = rows_at(lake)
     with pytest.MonkeyPatch.context() as patch:
         real = LocalSource.list
 
         def listed(self: LocalSource) -> Iterator[Any]:
             yield from real(self)
-            remote.add()
+            add()
 
         patch.setattr(LocalSource, "list", listed)
         assert cli.run(["sync", str(cache)]) == 3
@@ -175,29 +162,11 @@ def test_a_source_that_never_holds_still(tmp_path: Path, capfd: pytest.CaptureFi
         assert shown.count("changed while it was copied; going on from a new listing") == 1
         assert f"{lake}: keeps changing while it is copied, last {DAY}/added-" in shown
         assert "--settle" in shown
-        assert remote.count == 2 + incremental.NEW_LISTINGS + 1
+        assert next(count) == 2 + incremental.NEW_LISTINGS + 1
         assert check_snapshot(cache, [old]) == 0
         os.utime(lake / DAY / "added-0.parquet", (time.time() - 3600,) * 2)
-        settled = {**old, DAY: rows_at_files(lake, DAY, "added-0.parquet")}
         assert pqcache.sync(cache, settle="10m").added == 1
-        assert check_snapshot(cache, [settled]) == 0
-
-
-class LocalLake:
-    def __init__(self, lake: Path) -> None:
-        self.lake, self.count = lake, 0
-
-    def add(self) -> None:
-        pq.write_table(shop_table(20_000 + 5 * self.count, 5), self.lake / DAY / f"added-{self.count}.parquet")
-        self.count += 1
-
-
-def rows_at_files(lake: Path, day: str, added: str) -> Any:
-    """Return the rows of the files with which a day began, and of one more."""
-    import pyarrow as pa
-
-    names = sorted([added, *(f"part-{number:05d}.parquet" for number in range(4))])
-    return pa.concat_tables([pq.ParquetFile(lake / day / name).read().replace_schema_metadata() for name in names])
+        assert check_snapshot(cache, [old_and_first]) == 0
 
 
 def test_a_share_of_a_source_that_changes(tmp_path: Path) -> None:
@@ -235,7 +204,7 @@ def test_a_file_damaged_by_its_change_is_no_error(tmp_path: Path) -> None:
     assert check_snapshot(cache, [rows_at(lake)]) == 0
 
 
-@pytest.mark.parametrize("remote", STORES[1:], indirect=True)
+@pytest.mark.parametrize("remote", [STORES[2]], indirect=True)
 def test_a_snapshot_of_hdfs_is_one_moment(remote: Remote, hdfs: Hdfs, tmp_path: Path) -> None:
     made, cache = made_lake(tmp_path / "made"), tmp_path / "cache"
     remote.upload(made)

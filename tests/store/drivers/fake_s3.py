@@ -44,7 +44,7 @@ def listing_of(objects: Mapping[str, bytes]) -> Answer:
 class FakeS3:
     """A running server: ``options`` make a client use it, ``queries`` are those of the listings it was asked for.
 
-    Objects in ``archived`` are listed and cannot be read.
+    Objects in ``archived`` are listed and cannot be read. The next requests, which it counts, get ``refusals``.
     """
 
     options: Mapping[str, str]
@@ -53,8 +53,13 @@ class FakeS3:
         self.answer, self.objects = answer, objects
         self.queries: list[Query] = []
         self.archived: set[str] = set()
+        self.refusals: Iterator[tuple[int, str]] = iter(())
+        self.asked = 0
 
     def respond(self, asked: Asked, handler: BaseHTTPRequestHandler) -> None:
+        self.asked += 1
+        if refusal := next(self.refusals, None):
+            return reply(handler, refusal[1].encode(), refusal[0])
         parts = urlsplit(asked.path)
         if key := unquote(parts.path).lstrip("/").partition("/")[2]:
             return self._object(handler, key)
