@@ -47,9 +47,9 @@ CHOICES: dict[str, dict[str, Any]] = {
 SHAPES: list[dict[str, Any]] = [  # of every choice
     {"window": 1, "lanes": 1, "seed": 0, "epoch": 0, "batch_size": 10},
     {"window": 4, "lanes": 3, "seed": 5, "epoch": 2, "batch_size": 7},
-    {"window": 30, "lanes": 6, "seed": -3, "epoch": 1, "batch_size": 3},
 ]
 MORE: list[dict[str, Any]] = [  # of all rows
+    {"window": 30, "lanes": 6, "seed": -3, "epoch": 1, "batch_size": 3},
     {"window": 2, "lanes": 2, "seed": 1, "epoch": 0, "batch_size": 1},
     {"window": 3, "lanes": 5, "seed": 2**40, "epoch": 7, "batch_size": 64},
     {"window": 8, "lanes": 1, "seed": 0, "epoch": 1000, "batch_size": 5000},

@@ -13,8 +13,7 @@ import pytest
 
 import pqcache
 from pqcache import Cache
-from pqcache.parquet.arrow import take_of_table
-from pqcache.torch import Loader, ParquetDataset
+from pqcache.torch import ParquetDataset
 
 ROWS = 4000
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -48,11 +47,9 @@ def table(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return root
 
 
-@pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_batches_of_matrices(options: dict[str, Any], workers: int, table: Path) -> None:
-    dataset = ParquetDataset(table, batch_size=64, **options)
-    for batch in Loader(dataset, num_workers=workers):
+def test_batches_of_matrices(options: dict[str, Any], table: Path) -> None:
+    for batch in ParquetDataset(table, batch_size=64, **options):
         check(batch["id"].numpy(), batch["pose"]["m"].numpy(), batch["top"].numpy())
 
 
@@ -70,10 +67,3 @@ def test_matrices_that_are_copied_by_rows(table: Path, tmp_path: Path) -> None:
         found = pa.concat_tables([pq.read_table(path) for path in place.rglob("*.parquet")]).combine_chunks()
         pose = found["pose"].combine_chunks().field("m").flatten().flatten().to_numpy()
         check(found["id"].to_numpy(), pose)
-
-
-def test_rows_of_a_sliced_table() -> None:
-    rows = np.random.default_rng(0).permutation(50)
-    found = take_of_table(matrices(200).slice(30, 50), rows)
-    assert found["id"].to_pylist() == (30 + rows).tolist()
-    check(found["id"].to_numpy(), found["top"].combine_chunks().flatten().flatten().to_numpy())

@@ -18,7 +18,7 @@ from tests.epoch.forms import Row, bare, values_for
 from tests.epoch.reading import Reader, differences
 from tests.epoch.tables import INSIDE, PLACE, Source
 
-READERS = [Reader(nulls="none"), Reader("Cache.batches", nulls="none"), Reader("Loader", 2, "none")]
+DATASET, ARROW, WORKERS = Reader(nulls="none"), Reader("Cache.batches", nulls="none"), Reader("Loader", 2, "none")
 STEPS: dict[str, Any] = {"weight": -1, "list of string": [0, 2], "label": 1}
 SPECS: list[tuple[Sequence, dict[str, Any]]] = [
     (Sequence(3, order_by="ts", max_gap=1, columns_at=STEPS), {}),
@@ -51,11 +51,14 @@ def sequences(source: Source, spec: Sequence, is_kept: Any) -> list[list[int]]:
     return found
 
 
-@pytest.mark.parametrize("reader", READERS, ids=str)
-@pytest.mark.parametrize(("spec", "options"), SPECS, ids=["by time", "grouped", "in order"])
-def test_sequences(narrow: Source, kinds: Source, reader: Reader, spec: Sequence, options: dict[str, Any]) -> None:
-    source, names = narrow, COLUMNS
-    if spec is SPECS[0][0]:  # of every kind without nulls
+@pytest.mark.parametrize(
+    ("number", "reader"),
+    [(0, DATASET), (0, ARROW), (1, WORKERS), (1, ARROW), (2, DATASET)],
+    ids=["by time", "by time, arrow", "grouped, workers", "grouped, arrow", "in order"],
+)
+def test_sequences(narrow: Source, kinds: Source, number: int, reader: Reader) -> None:
+    (spec, options), source, names = SPECS[number], narrow, COLUMNS
+    if number == 0:  # of every kind without nulls
         source = kinds
         names = [n for n in kinds.rows.column_names if not kinds.rows[n].null_count and n not in INSIDE]
     is_arrow = reader.way == "Cache.batches"
@@ -115,9 +118,12 @@ def check_packed(source: Source, rows: list[Row], strategy: str) -> None:
     assert seen.keys() == {token for document in documents.values() for token in document}
 
 
-@pytest.mark.parametrize("reader", READERS, ids=str)
-@pytest.mark.parametrize("strategy", ["concat", "best_fit"])
-def test_packed_documents(narrow: Source, reader: Reader, strategy: Any) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "reader"),
+    [("concat", DATASET), ("concat", ARROW), ("best_fit", DATASET), ("best_fit", WORKERS)],
+    ids=str,
+)
+def test_packed_documents(narrow: Source, strategy: Any, reader: Reader) -> None:
     pack = Pack(
         "tokens",
         LENGTH,

@@ -27,7 +27,7 @@ CHOICES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("number", range(40))
+@pytest.mark.parametrize("number", range(20))
 def test_a_chain_of_topologies(narrow: Source, number: int) -> None:
     """An epoch that is stopped several times, and goes on with other ranks and workers each time."""
     rng = random.Random(number)

@@ -16,15 +16,11 @@ LANES: dict[str, Any] = {"lanes": 12, "window": 3, "batch_size": 10, "seed": 7}
 ONE = Reader()
 ARROW = Reader("Cache.batches")
 TOPOLOGIES: list[tuple[int, Reader]] = [  # the ranks, and how each reads
-    (1, Reader("Loader", 1)),
     (1, Reader("Loader", 3)),
     (1, Reader("DataLoader", 2)),
-    (2, ONE),
     (2, Reader("Loader", 2)),
     (3, Reader("Loader")),
-    (3, Reader("DataLoader", 1)),
     (5, ONE),  # which do not divide the lanes
-    (2, ARROW),
     (3, ARROW),
 ]
 OPTIONS: list[dict[str, Any]] = [
@@ -56,7 +52,7 @@ def test_the_same_batches_for_the_same_lanes(narrow: Source, ranks: int, reader:
                 assert [batch.index for batch in batches] == list(range(rank, rank + ranks * len(batches), ranks))
 
 
-@pytest.mark.parametrize(("ranks", "workers"), [(1, 3), (2, 2), (3, 0)])
+@pytest.mark.parametrize(("ranks", "workers"), [(1, 3), (3, 0)])
 def test_lanes_that_are_not_given(narrow: Source, ranks: int, workers: int) -> None:
     reader = Reader("Loader", workers)
     rows = reader.expected(narrow, FEW)
@@ -70,7 +66,7 @@ def test_lanes_that_are_not_given(narrow: Source, ranks: int, workers: int) -> N
         assert sorted(once) == list(range(-(-total // ranks) * ranks))
 
 
-@pytest.mark.parametrize(("ranks", "workers"), [(2, 0), (3, 0), (4, 0), (3, 2)])
+@pytest.mark.parametrize(("ranks", "workers"), [(4, 0), (3, 2)])
 def test_ranks_that_repeat_nothing(narrow: Source, ranks: int, workers: int) -> None:
     reader = Reader("DataLoader", workers)
     for options in ({"shuffle": False}, {"lanes": 12, "window": 2}):
@@ -81,31 +77,26 @@ def test_ranks_that_repeat_nothing(narrow: Source, ranks: int, workers: int) -> 
         parts.check(ranks, pad=False)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_epochs_of_one_loader(narrow: Source, workers: int) -> None:
+def test_epochs_of_one_loader(narrow: Source) -> None:
     """Each epoch has an order of its own, which depends on its number alone."""
-    reader = Reader("Loader", workers)
     wanted = [ONE.read(narrow, FEW, epoch=epoch, **LANES)[0] for epoch in range(3)]
     assert len({str([batch.rows for batch in batches]) for batches in wanted}) == 3
     every = [Counter(row for batch in batches for row in batch.rows) for batches in wanted]
     assert every[0] == every[1] == every[2]
-    loader = Loader(reader.dataset(narrow, FEW, **LANES), num_workers=workers)
+    loader = Loader(ONE.dataset(narrow, FEW, **LANES), num_workers=2)
     assert [_rest(loader) for _ in range(2)] == wanted[:2]
     loader.set_epoch(1)
     assert _rest(loader) == wanted[1], "again"
     assert loader.epoch == 2
-    loader.set_epoch(0)
-    assert _rest(loader) == wanted[0]
-    dataset = reader.dataset(narrow, FEW, **LANES)
-    assert read_tensors(dataset, "DataLoader", workers, epoch=2)[0] == wanted[2]
-    assert read_tensors(dataset, "DataLoader", workers, epoch=1)[0] == wanted[1]
+    dataset = ONE.dataset(narrow, FEW, **LANES)
+    for epoch in (2, 1):
+        assert read_tensors(dataset, "DataLoader", epoch=epoch)[0] == wanted[epoch]
 
 
 def _rest(loader: Loader) -> list[Read]:
     return [Read.of(batch) for batch in loader]
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_another_seed_is_another_order(narrow: Source, seed: int) -> None:
-    orders = [ARROW.read(narrow, ["id"], seed=number, lanes=2, window=3)[0] for number in (seed, seed, seed + 1)]
+def test_another_seed_is_another_order(narrow: Source) -> None:
+    orders = [ARROW.read(narrow, ["id"], seed=seed, lanes=2, window=3)[0] for seed in (0, 0, 1)]
     assert orders[0] == orders[1] != orders[2]

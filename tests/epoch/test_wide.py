@@ -43,8 +43,20 @@ def check(found: list[np.ndarray[Any, Any]], rows: pa.Table, name: str) -> None:
     assert np.array_equal(ids, np.sort(ids)) == ("in order" in name)
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("of", ["wide cache", "wide repartitioned", "wide dense"])
+@pytest.mark.parametrize(
+    ("of", "name"),
+    [
+        ("wide cache", "much memory"),
+        ("wide repartitioned", "pieces"),
+        ("wide dense", "small pieces"),
+        ("wide cache", "small pieces"),
+        ("wide repartitioned", "pieces in order"),
+        ("wide dense", "few rows"),
+        ("wide cache", "most rows"),
+        ("wide dense", "some columns"),
+        ("wide repartitioned", "weights"),
+    ],
+)
 def test_record_batches_of_long_rows(sources: dict[str, Source], of: str, name: str) -> None:
     rows, found = sources["wide"].rows, []
     for batch in Cache.open(sources[of].path).batches(batch_size=300, **OPTIONS[name]):
@@ -58,15 +70,12 @@ def test_record_batches_of_long_rows(sources: dict[str, Source], of: str, name: 
 @pytest.mark.parametrize(
     ("of", "name", "workers"),
     [
-        ("wide", "much memory", 0),
-        ("wide cache", "much memory", 2),
+        ("wide", "much memory", 2),
         ("wide cache", "small pieces", 0),
-        ("wide repartitioned", "pieces", 0),
         ("wide repartitioned", "pieces", 2),
         ("wide repartitioned", "few rows", 0),
         ("wide dense", "pieces in order", 0),
         ("wide dense", "weights", 0),
-        ("wide dense", "pieces", 1),
     ],
 )
 def test_tensors_of_long_rows(sources: dict[str, Source], of: str, name: str, workers: int) -> None:
