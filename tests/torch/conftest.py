@@ -21,6 +21,7 @@ __all__ = ["few_values_are_many"]
 
 multiprocessing.set_forkserver_preload(["pqcache.torch", "tests.torch.ranks"])
 
+HERE = Path(__file__).parent
 ROWS = 500
 
 
@@ -39,7 +40,16 @@ def ids_of(batches: Any) -> list[int]:
     return [i for batch in batches for i in batch["id"].tolist()]
 
 
-@pytest.fixture(scope="module")
+@pytest.hookimpl(tryfirst=True)  # before tests/conftest.py reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep what uses ranks or the fork server on one worker of xdist, so that each is started once."""
+    for item in items:
+        is_of_ranks = "ranks" in getattr(item, "fixturenames", ()) or "forkserver" in item.name
+        if is_of_ranks and item.path.is_relative_to(HERE):
+            item.add_marker(pytest.mark.xdist_group("ranks"))
+
+
+@pytest.fixture(scope="session")
 def ranks() -> Iterator[Ranks]:
     pool = Ranks(6)
     yield pool

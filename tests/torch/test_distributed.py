@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections import Counter
 from importlib import import_module
@@ -13,15 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch.distributed
-from hypothesis import given
-from hypothesis import strategies as st
 
 import pqcache
 import pqcache.store.config
 from pqcache.errors import UsageError
 from pqcache.store.table_part import Shard
 from pqcache.torch import Loader, ParquetDataset
-from pqcache.torch.distributed import NodeShares, RankShare, combine_shares
+from pqcache.torch.distributed import RankShare, combine_shares
 from tests.torch.conftest import RunRanks
 
 NODES = 3
@@ -161,39 +158,6 @@ def test_what_is_wrong_is_said_on_every_rank(shares: list[RankShare], message: s
             combine_shares(shares, rank)
 
 
-def test_ranks_need_not_come_node_by_node() -> None:
-    shares = [share(1), share(0), share(0), share(1)]
-    places = [combine_shares(shares, rank) for rank in range(4)]
-    assert [(place.node, place.rank, place.ranks) for place in places] == [
-        (1, 0, 2),
-        (0, 0, 2),
-        (0, 1, 2),
-        (1, 1, 2),
-    ]
-    assert {(place.row_groups, place.largest) for place in places} == {
-        (places[0].row_groups, ((1001, 1001, 100), (1000, 1000, 100)))
-    }
-
-
-@given(
-    st.lists(st.integers(1, 2000), min_size=1, max_size=5),
-    st.integers(1, 60),
-    st.integers(1, 4),
-    st.integers(0, 30),
-    st.booleans(),
-)
-def test_an_epoch_ends_for_all_nodes_at_once(
-    rows: list[int], size: int, ranks: int, done: int, drop_last: bool
-) -> None:
-    nodes = NodeShares(node=0, rows=tuple(rows), ranks=ranks, rank=0, listing="", row_groups="", largest=())
-    total = nodes.total(size, 0, ranks, drop_last)
-    assert total % ranks == 0
-    of_each = [count // size // ranks if drop_last else -(-count // size) / ranks for count in rows]
-    assert total // ranks == math.ceil(min(of_each) if drop_last else max(of_each))
-    rest = nodes.total(size, done * ranks, ranks, drop_last) - done * ranks
-    assert rest == max(0, total - done * ranks)  # going on makes no difference
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
     """Caches of two nodes that hold the same rows, and one that has been synced again after a night."""
@@ -213,7 +177,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
     return one, two, newer
 
 
-@pytest.mark.parametrize("loader", ["DataLoader", "Loader", "Mix", "Cache.batches"])
+@pytest.mark.parametrize("loader", ["Loader", "Mix", "Cache.batches"])
 def test_ranks_with_different_snapshots_say_so(
     whole: tuple[Path, Path, Path], run_ranks: RunRanks, loader: str
 ) -> None:
@@ -248,11 +212,6 @@ def test_ranks_with_different_options_say_so(
     assert "rank 1 with" in found[0]["error"] or "rank 0 with" in found[0]["error"]
 
 
-def test_ranks_may_read_other_columns(whole: tuple[Path, Path, Path], run_ranks: RunRanks) -> None:
-    found = run_ranks([whole[0]] * 2, each=[{}, {"columns": ["dt", "id"]}])
-    assert sorted(i for rank in found for batch in rank["ids"] for i in batch) == list(range(2000))
-
-
 def test_threads_of_ranks_may_begin_in_any_order(whole: tuple[Path, Path, Path], run_ranks: RunRanks) -> None:
     found = run_ranks([whole[0]] * 2, loader="threads")
     for half, first in enumerate((0, 1000)):
@@ -269,10 +228,10 @@ def test_a_group_without_a_store_reads_all_the_same(whole: tuple[Path, Path, Pat
 
 
 @pytest.mark.parametrize("loader", ["DataLoader", "Cache.batches"])
-def test_ranks_may_differ_in_what_mixes_rows_where_nothing_is_mixed(
+def test_ranks_may_differ_in_columns_and_where_nothing_is_mixed_in_what_mixes_rows(
     whole: tuple[Path, Path, Path], run_ranks: RunRanks, loader: str
 ) -> None:
-    differing = [{"seed": 1, "window": 2}, {"seed": 2, "lanes": 4}]
+    differing = [{"seed": 1, "window": 2}, {"seed": 2, "lanes": 4, "columns": ["dt", "id"]}]
     found = run_ranks([whole[0]] * 2, each=differing, shuffle=False, batch_size=250, loader=loader)
     assert sorted(i for rank in found for batch in rank["ids"] for i in batch) == list(range(2000))
 

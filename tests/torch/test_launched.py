@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +29,7 @@ def table(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As torchrun starts a process; a fork server that other tests use too starts without it."""
-    forkserver.ensure_running()
+    """As torchrun starts a process."""
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
 
@@ -41,7 +39,7 @@ def rows_in(batches: Any) -> int:
 
 
 @pytest.mark.usefixtures("launched")
-@pytest.mark.parametrize("context", [None, "fork", pytest.param("forkserver", marks=pytest.mark.deep)])
+@pytest.mark.parametrize("context", [None, "fork"])
 def test_ranks_without_a_process_group_do_not_read_everything(table: Path, context: str | None) -> None:
     options: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": context} if context else {}
     data = ParquetDataset(table, batch_size=32)  # may be made before init_process_group

@@ -6,7 +6,6 @@ import os
 import shutil
 import warnings
 from collections import Counter
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import torch
 import pqcache
 from pqcache.errors import CacheError, UsageError
 from pqcache.store.cache_directory import CacheDirectory
-from pqcache.store.manifest import Manifest, content_digest
+from pqcache.store.manifest import content_digest
 from pqcache.torch import Loader, Mix, ParquetDataset, Prefetch
 from tests.torch.conftest import RunRanks, ids_of
 
@@ -67,17 +66,19 @@ def as_if_new(lake: Lake, epoch: int) -> list[int]:
     return ids_of(loader)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_six_nights(lake: Lake, workers: int) -> None:
-    loader = Loader(lake.dataset(lanes=2), num_workers=workers, refresh="epoch")
-    for epoch in range(6):
-        if epoch == 3:
+def test_nights(lake: Lake) -> None:
+    loader = Loader(lake.dataset(lanes=2), num_workers=2, refresh="epoch")
+    for epoch in range(5):
+        if epoch == 1:
             lake.night(row_group_size="4KB")  # rewritten: other row groups of the same rows
-        elif epoch != 4:  # a night without a sync
+        elif epoch == 3:
+            pqcache.rollback(lake.cache, "2")
+            lake.nights -= 1
+        elif epoch != 2:  # a night without a sync
             lake.night()
         ids = ids_of(loader)
         assert sorted(ids) == lake.rows
-        oracle = Loader(lake.dataset(lanes=2), num_workers=workers)
+        oracle = Loader(lake.dataset(lanes=2))
         oracle.set_epoch(epoch)
         assert ids == ids_of(oracle)
         assert len(loader) == len(oracle) == -(-len(ids) // 32)
@@ -91,14 +92,13 @@ def test_the_default_reads_one_snapshot(lake: Lake) -> None:
     assert [sorted(ids_of(loader)) for _ in range(2)] == [first, first]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_state_finishes_its_epoch_first(lake: Lake, workers: int) -> None:
-    loader, first = Loader(lake.dataset(), num_workers=workers, refresh="epoch"), lake.rows
+def test_a_state_finishes_its_epoch_first(lake: Lake) -> None:
+    loader, first = Loader(lake.dataset(), num_workers=2, refresh="epoch"), lake.rows
     batches = iter(loader)
     read = [i for _ in range(3) for i in next(batches)["id"].tolist()]
     state = loader.state_dict()
     lake.night()
-    resumed = Loader(lake.dataset(), num_workers=workers, refresh="epoch")
+    resumed = Loader(lake.dataset(), refresh="epoch")
     resumed.load_state_dict(state)
     assert sorted(read + ids_of(resumed)) == first
     assert sorted(ids_of(resumed)) == lake.rows
@@ -144,15 +144,6 @@ def test_a_snapshot_that_is_gone(lake: Lake) -> None:
     with pytest.warns(UserWarning, match="6 of 7 batches of epoch 0, on all ranks, are never read: epoch 1 begins"):
         resumed.load_state_dict(state, snapshot="current")
     assert ids_of(resumed) == as_if_new(lake, 1)
-
-
-def test_a_rollback_is_followed(lake: Lake) -> None:
-    first = lake.rows
-    lake.night()
-    loader = Loader(lake.dataset(), refresh="epoch")
-    assert sorted(ids_of(loader)) == lake.rows
-    pqcache.rollback(lake.cache, "1")
-    assert sorted(ids_of(loader)) == first
 
 
 def test_new_columns_come_and_lost_ones_are_a_warning(lake: Lake) -> None:
@@ -216,7 +207,7 @@ def test_with_a_profiler_nothing_warns_of_longer_epochs(lake: Lake) -> None:
     loader = Loader(lake.dataset(), refresh="epoch")
     assert len(loader) == 7
     lake.night()
-    with warnings.catch_warnings(), torch.profiler.profile():
+    with warnings.catch_warnings(), torch.autograd.profiler.profile(use_kineto=False):
         warnings.simplefilter("error")
         assert len(ids_of(loader)) == len(lake.rows)
 
@@ -231,28 +222,21 @@ def test_through_prefetch(lake: Lake) -> None:
 
 
 def test_the_content_by_which_nodes_compare_snapshots(lake: Lake) -> None:
-    def manifest_of(node: str, **options: Any) -> Manifest:
+    """Neither inodes and times, which each node sees in its own way, nor the ID: the files and how they are read."""
+
+    def content_of(node: str, **options: Any) -> str:
         cache = lake.cache.parent / node
         pqcache.sync(lake.source, cache, **options)
-        return CacheDirectory(cache).snapshot().manifest()
+        return content_digest(CacheDirectory(cache).snapshot().manifest())
 
-    def unchecked(manifest: Manifest) -> str:
-        return content_digest(replace(manifest, files=tuple(replace(file, checksum="") for file in manifest.files)))
-
-    first = manifest_of("node0")
-    assert content_digest(first) != content_digest(manifest_of("node1", partition_types={"dt": "text"}))
+    first = content_of("node0")
+    assert first != content_of("node1", partition_types={"dt": "text"})
     (path,) = lake.source.rglob("*.parquet")
-    content, times = path.read_bytes(), path.stat()
+    content = path.read_bytes()
     path.rename(lake.cache.parent / "old")
-    path.write_bytes(content)  # another inode, as another node may see it
-    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-    second = manifest_of("node2")
-    assert content_digest(first) == content_digest(second)
-    assert unchecked(first) == unchecked(second)
+    path.write_bytes(content)
     os.utime(path, (1, 1))
-    third = manifest_of("node3")
-    assert content_digest(first) == content_digest(third)
-    assert unchecked(first) != unchecked(third)
+    assert first == content_of("node2")
 
 
 def test_refused(lake: Lake, table: Path) -> None:
@@ -300,12 +284,11 @@ def read_by_all(found: list[dict[str, Any]], night: int) -> list[int]:
     return sorted({i for one in found for batch in one["ids"][night] for i in batch})
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_ranks_move_together(read_nights: RunRanks, tmp_path: Path, workers: int) -> None:
+def test_ranks_move_together(read_nights: RunRanks, tmp_path: Path) -> None:
     """Two nodes with a cache each; the second one misses a sync, and then has other IDs."""
     lake, caches = two_nodes(tmp_path)
     nights = nights_of(lake, tmp_path, [{0, 1}, {0}, {0, 1}, {1}])
-    found = read_nights(caches, nights=nights, workers=workers)
+    found = read_nights(caches, nights=nights, workers=2)
     rows = [2, 2, 4, 4]  # nights that are read: the second is not at node 1, the fourth not at node 0
     for epoch, count in enumerate(rows):
         assert read_by_all(found, epoch) == list(range(count * ROWS))
