@@ -18,7 +18,7 @@ import pytest
 
 import pqcache
 from pqcache.errors import ParquetError, PartitionsSkipped, SourceError, TypeClash
-from pqcache.events import Event, Fetched, Reused, Started
+from pqcache.events import Event, Fetched, Started
 from pqcache.store.sync import build_snapshot
 from tests.damage import flip
 from tests.datasets import files_of
@@ -80,19 +80,6 @@ def test_the_file_that_is_named_has_the_column(lake: Path, tmp_path: Path) -> No
         pqcache.sync(tmp_path / "cache")
 
 
-def test_a_clash_in_a_cache_that_is_rewritten(lake: Path, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    pqcache.sync(lake, cache, row_group_size="1MB")
-    pqcache.repartition(cache, row_group_size="1MB")
-    write(lake, 2, ["x", "y"])
-    with pytest.raises(TypeClash, match=r"dt=2/.*: column 'a' is string, .* int64 in .*dt=1/.*dt=2.*--skip-bad"):
-        pqcache.sync(cache)
-    write(lake, 3, [3])
-    report = pqcache.sync(cache, skip_bad=True)
-    assert [(item.partition, item.kept) for item in report.skipped] == [("dt=2", True)]
-    assert values_of(cache) == {"dt=1": [1, 1], "dt=2": [2, 2], "dt=3": [3]}
-
-
 @pytest.mark.parametrize("row_group_size", [None, "1MB"])
 def test_old_versions_are_kept_and_the_rest_is_taken(lake: Path, tmp_path: Path, row_group_size: str | None) -> None:
     cache = tmp_path / "cache"
@@ -143,37 +130,41 @@ ODD = {  # by key: what is said of an object that a cache cannot hold, beside dt
 }
 
 
-@pytest.mark.parametrize("key", ODD)
-def test_one_odd_object_does_not_stop_a_table(key: str, lake: Path, tmp_path: Path) -> None:
-    objects = {f"t/dt={day}/p.parquet": (lake / f"dt={day}/p.parquet").read_bytes() for day in (1, 2)}
-    objects[f"t/{key}"] = objects["t/dt=1/p.parquet"]
-    cache, (cause, advice) = tmp_path / "new", ODD[key]
+def test_one_odd_object_does_not_stop_a_table(lake: Path, tmp_path: Path) -> None:
+    good = {f"t/dt={day}/p.parquet": (lake / f"dt={day}/p.parquet").read_bytes() for day in (1, 2)}
+    objects = dict(good)
     with fake_s3(listing_of(objects), objects) as s3:
-        s3.archived = {name for name in objects if "archived" in name}
-        with pytest.raises(SourceError, match=re.escape(cause)) as refused:
-            pqcache.sync("s3://b/t", cache, options=s3.options)
-        assert advice in refused.value.advice
-        assert refused.value.advice.endswith(", or leave it out with --skip-bad (skip_bad=True)")
-        for _ in range(2 if key == "dt=1" else 1):
+        for number, (key, (cause, advice)) in enumerate(ODD.items()):
+            objects.clear()
+            objects.update({**good, f"t/{key}": good["t/dt=1/p.parquet"]})
+            s3.archived = {name for name in objects if "archived" in name}
+            cache = tmp_path / f"new{number}"
+            with pytest.raises(SourceError, match=re.escape(cause)) as refused:
+                pqcache.sync("s3://b/t", cache, options=s3.options)
+            assert advice in refused.value.advice
+            assert refused.value.advice.endswith(", or leave it out with --skip-bad (skip_bad=True)")
             (skipped,) = pqcache.sync("s3://b/t", cache, options=s3.options, skip_bad=True).skipped
             assert (skipped.kept, cause in skipped.reason) == (False, True)
-            assert values_of(cache) == {"dt=1": [1, 1], "dt=2": [2, 2]}
+            assert values_of(cache) == {"dt=1": [1, 1], "dt=2": [2, 2]}, key
 
 
-@pytest.mark.parametrize(
-    ("key", "content"),
-    [
-        ("dt=1", b""), ("dt=2/", b""), ("dt=2/", b"a directory, says a gateway"), ("dt=1/p.parquet/", b""),
-        ("dt=3", b""), ("manifest", b'{"entries": []}' + bytes(999)), ("x_manifest", b'{"entries": []}'),
-    ],
-)  # fmt: skip
-def test_objects_without_rows_are_passed_over(key: str, content: bytes, lake: Path, tmp_path: Path) -> None:
-    objects = {"t/dt=1/p.parquet": (lake / "dt=1/p.parquet").read_bytes(), f"t/{key}": content}
+NO_ROWS = [
+    ("dt=1", b""), ("dt=2/", b""), ("dt=2/", b"a directory, says a gateway"), ("dt=1/p.parquet/", b""),
+    ("dt=3", b""), ("manifest", b'{"entries": []}' + bytes(999)), ("x_manifest", b'{"entries": []}'),
+]  # fmt: skip
+
+
+def test_objects_without_rows_are_passed_over(lake: Path, tmp_path: Path) -> None:
+    good = {"t/dt=1/p.parquet": (lake / "dt=1/p.parquet").read_bytes()}
+    objects = dict(good)
     with fake_s3(listing_of(objects), objects) as s3:
-        report = pqcache.sync("s3://b/t", tmp_path / "new", options=s3.options)
-    assert report.passed_over is not None
-    assert report.passed_over.other == (content != b"" or not key.endswith("/"))
-    assert values_of(tmp_path / "new") == {"dt=1": [1, 1]}
+        for number, (key, content) in enumerate(NO_ROWS):
+            objects.clear()
+            objects.update({**good, f"t/{key}": content})
+            report = pqcache.sync("s3://b/t", tmp_path / f"new{number}", options=s3.options)
+            assert report.passed_over is not None
+            assert report.passed_over.other == (content != b"" or not key.endswith("/")), key
+            assert values_of(tmp_path / f"new{number}") == {"dt=1": [1, 1]}, key
 
 
 def test_an_object_that_is_archived_later_stays(lake: Path, tmp_path: Path) -> None:
@@ -193,35 +184,28 @@ def make_socket(path: Path) -> None:
         os.close(here)
 
 
-LOCAL = {
-    "fifo": (lambda path: os.mkfifo(path), "not a regular file"),
-    "socket": (make_socket, "not a regular file"),
-    "dangling link": (lambda path: path.symlink_to("nowhere"), "is a link to nothing"),
-    "link to itself": (lambda path: path.symlink_to(path.name), "is a link that leads to itself"),
-}
+LOCAL = [  # place, what makes it, what is said
+    ("dt=2/odd.parquet", make_socket, "not a regular file"),
+    ("dt=2/odd.parquet", lambda path: path.symlink_to("nowhere"), "is a link to nothing"),
+    ("odd.parquet", lambda path: os.mkfifo(path), "not a regular file"),
+    ("odd.parquet", lambda path: path.symlink_to(path.name), "is a link that leads to itself"),
+]
 
 
-@pytest.mark.parametrize(
-    ("what", "place"),
-    [
-        ("fifo", "odd.parquet"), ("socket", "dt=2/odd.parquet"), ("dangling link", "dt=2/odd.parquet"),
-        ("link to itself", "odd.parquet"),
-    ],
-)  # fmt: skip
-def test_one_odd_local_file_does_not_stop_a_table(what: str, place: str, lake: Path, cache: Path) -> None:
-    make, cause = LOCAL[what]
-    make(lake / place)
+def test_one_odd_local_file_does_not_stop_a_table(lake: Path, cache: Path) -> None:
     write(lake, 1, [3])
     write(lake, 2, [4])
-    with pytest.raises(SourceError, match=f"{lake / place}: {cause}; .* or leave it out with --skip-bad"):
-        pqcache.sync(cache)
-    with pytest.raises(SourceError, match=f"{lake / place}: {cause}; [^-]*$"):
-        pqcache.inspect(lake)
-    for _ in range(2):
+    for place, make, cause in LOCAL:
+        make(lake / place)
+        with pytest.raises(SourceError, match=f"{lake / place}: {cause}; .* or leave it out with --skip-bad"):
+            pqcache.sync(cache, skip_bad=False)
+        with pytest.raises(SourceError, match=f"{lake / place}: {cause}; [^-]*$"):
+            pqcache.inspect(lake)
         report = pqcache.sync(cache, skip_bad=True, force=True)
         assert [item.partition for item in report.skipped] == [place.rpartition("/")[0] or f"./{place}"]
         assert f"{place}: {cause}" in report.skipped[0].reason
         assert values_of(cache) == {"dt=1": [3], "dt=2": [4] if "/" not in place else [2, 2]}, "old, or left out"
+        (lake / place).unlink()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="NOT TESTED: only root can become another user")
@@ -266,17 +250,16 @@ def test_when_all_files_have_the_other_type_nothing_clashes(lake: Path, cache: P
 
 
 @pytest.mark.parametrize(
-    "part", [{"where": "id > 1"}, {"columns": ["a"]}, {"newest": 4}, {"where": "a > 0 and dt > 1"}]
+    "part", [{"where": "id > 1"}, {"columns": ["a"]}, {"newest": 2}, {"where": "a > 0 and dt > 1"}]
 )
 def test_parts_of_a_table(part: dict[str, Any], lake: Path, tmp_path: Path) -> None:
     """Whichever file is looked at for the types of columns may be the one that is damaged."""
-    for day in range(3, 6):
-        write(lake, day, [day, day])
-    for day in range(1, 6):
+    write(lake, 3, [3, 3])
+    for day in (1, 2, 3):
         place, good = lake / f"dt={day}" / "p.parquet", (lake / f"dt={day}" / "p.parquet").read_bytes()
         place.write_bytes(BROKEN)
         report = pqcache.sync(lake, tmp_path / f"c{day}", skip_bad=True, **part)
-        is_taken = day > 1 or not {"where": "a > 0 and dt > 1", "newest": 4}.items() & part.items()
+        is_taken = day > 1 or not {"where": "a > 0 and dt > 1", "newest": 2}.items() & part.items()
         assert [item.partition for item in report.skipped] == [f"dt={day}"] * is_taken
         place.write_bytes(good)
 
@@ -294,8 +277,10 @@ def test_a_first_copy_leaves_out_what_cannot_be_taken(lake: Path, tmp_path: Path
         pqcache.sync(flat, tmp_path / "d", skip_bad=True)
 
 
-@pytest.mark.parametrize(("row_group_size", "what"), [(None, "type"), ("1MB", "type"), ("1MB", "page")])
-@pytest.mark.parametrize("bad", ["b.parquet", "d.parquet"])
+@pytest.mark.parametrize(
+    ("bad", "row_group_size", "what"),
+    [("b.parquet", None, "type"), ("d.parquet", "1MB", "type"), ("b.parquet", "1MB", "page")],
+)
 def test_of_a_table_without_partitions_one_file_is_left_out(
     bad: str, row_group_size: str | None, what: str, tmp_path: Path
 ) -> None:
@@ -339,16 +324,6 @@ def test_a_table_without_partitions_remains_as_it_was(tmp_path: Path) -> None:
     assert files_of(tmp_path / "c" / "current") == ["a.parquet", "c.parquet"], "b may have what a had"
 
 
-def test_what_this_run_has_fetched_is_not_resumed(lake: Path, tmp_path: Path) -> None:
-    write(lake, 3, [3]).write_bytes(BROKEN)
-    events: list[Event] = []
-    with pytest.raises(ParquetError):
-        pqcache.sync(lake, tmp_path / "new", jobs=1, on_event=events.append)
-    assert not any(isinstance(event, Reused) for event in events)
-    pqcache.sync(lake, tmp_path / "new", skip_bad=True, on_event=events.append)
-    assert len([event for event in events if isinstance(event, Reused)]) == 1
-
-
 def test_the_command_line_says_so_and_ends_with_its_own_code(lake: Path, cache: Path) -> None:
     write(lake, 2, ["x"])
     write(lake, 3, [3])
@@ -370,25 +345,6 @@ def test_the_command_line_says_so_and_ends_with_its_own_code(lake: Path, cache: 
     assert checked.returncode == 0
     assert "not as at the source: partition dt=2: its old version is kept" in checked.stdout
     assert [item["partition"] for item in pqcache.verify(cache).to_dict()["skipped"]] == ["dt=2"]
-
-
-def test_a_version_of_a_delta_table(tmp_path: Path) -> None:
-    deltalake = pytest.importorskip("deltalake")
-    table = str(tmp_path / "table")
-    for day in (1, 2):
-        deltalake.write_deltalake(table, pa.table({"dt": [day], "a": [day]}), partition_by=["dt"], mode="append")
-    pqcache.sync(table, tmp_path / "c")
-    deltalake.write_deltalake(table, pa.table({"dt": [3], "a": [3]}), mode="append")
-    (new,) = (tmp_path / "table" / "dt=3").glob("*.parquet")
-    good = new.read_bytes()
-    pq.write_table(pa.table({"a": ["x"]}), new)
-    log = max((tmp_path / "table" / "_delta_log").glob("*.json"))
-    log.write_text(log.read_text().replace(f'"size":{len(good)}', f'"size":{new.stat().st_size}'))
-    with pytest.raises(TypeClash, match=r"dt=3/.*: column 'a' is string, which does not fit int64 in dt=\d/"):
-        pqcache.sync(tmp_path / "c")
-    report = pqcache.sync(tmp_path / "c", skip_bad=True)
-    assert [(item.partition, item.kept) for item in report.skipped] == [("dt=3", False)]
-    assert pqcache.sync(tmp_path / "c").skipped
 
 
 def test_a_file_of_a_table_that_no_cache_can_hold_is_named_each_time(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -35,7 +34,7 @@ def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Remote]:
 @pytest.fixture
 def shop(tmp_path: Path) -> Path:
     """A local dataset of three days; what the remote is made to hold."""
-    return write_shop(tmp_path / "made")
+    return write_shop(tmp_path / "made", rows=60)
 
 
 def sync(source: str | Path, cache: Path | None = None, **how: object) -> tuple[pqcache.SyncReport, set[str]]:
@@ -54,7 +53,7 @@ def test_first_run_then_nothing_then_only_what_changed(remote: Remote, shop: Pat
     assert moved == set(files_of(shop))
     assert files_of(cache / "current") == files_of(shop)
     assert rows_of(cache / "current") == rows_of(shop)
-    assert report.rows == 3600
+    assert report.rows == 540
 
     again, moved = sync(cache)
     assert not again.published
@@ -106,17 +105,6 @@ def test_a_change_of_the_same_size_is_seen(remote: Remote, tmp_path: Path) -> No
         assert rows_of(cache / "current")[0] == (version + 1, 1)
 
 
-def test_where_takes_partitions_and_is_remembered(shop: Path, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    report, moved = sync(str(shop), cache, where="dt >= '2026-11-02' and dt in ('2026-11-01', '2026-11-02')")
-    assert {path.split("/")[0] for path in moved} == {"dt=2026-11-02"}
-    assert report.added == 3
-    assert not sync(cache)[0].published
-    report, moved = sync(cache, where="")
-    assert (report.added, report.unchanged) == (6, 3)
-    assert rows_of(cache / "current") == rows_of(shop)
-
-
 def test_a_repartitioned_cache_is_synced_incrementally(shop: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     report, _ = sync(str(shop), cache, row_group_size=64 << 10)
@@ -137,14 +125,6 @@ def test_a_repartitioned_cache_is_synced_incrementally(shop: Path, tmp_path: Pat
     assert rows_of(cache / "current") == rows_of(shop)
 
 
-def test_current_is_a_plain_hive_directory(shop: Path, tmp_path: Path) -> None:
-    sync(str(shop), tmp_path / "cache")
-    frame = pd.read_parquet(tmp_path / "cache" / "current")
-    assert len(frame) == 3600
-    assert frame["id"].is_unique
-    assert sorted(frame["dt"].astype(str).unique()) == ["2026-11-01", "2026-11-02", "2026-11-03"]
-
-
 @pytest.mark.parametrize("name", ["files.arrow", "row_groups.arrow", "summary.json"])
 def test_damaged_metadata_is_made_anew(name: str, shop: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
@@ -155,7 +135,7 @@ def test_damaged_metadata_is_made_anew(name: str, shop: Path, tmp_path: Path) ->
     assert report.published
     assert report.snapshot != first.snapshot
     assert bool(moved) == (name == "files.arrow")
-    assert pqcache.Cache.open(cache).snapshot().index().rows.sum() == 3600
+    assert pqcache.Cache.open(cache).snapshot().index().rows.sum() == 540
     assert not sync(cache)[0].published
 
 
@@ -175,15 +155,15 @@ def test_columns_and_rows_are_taken_at_the_source(remote: Remote, shop: Path, tm
     assert rows_of(cache / "current") == rows_of(shop)
 
 
-def test_columns_fetch_only_their_bytes(tmp_path: Path) -> None:
+def test_columns_and_rows_fetch_only_their_bytes(tmp_path: Path) -> None:
     shop = tmp_path / "shop"
     shop.mkdir()
-    pq.write_table(shop_table(0, 20_000), shop / "a.parquet", row_group_size=5000)
-    footer = pq.read_metadata(shop / "a.parquet")
-    wanted = sum(footer.row_group(g).column(0).total_compressed_size for g in range(4))
-    report, _ = sync(str(shop), tmp_path / "cache", columns=["id"])
-    assert wanted <= report.fetched_bytes <= wanted + (64 << 10) + 1024
-    assert (shop / "a.parquet").stat().st_size > 10 * report.fetched_bytes
+    pq.write_table(shop_table(0, 4000), shop / "a.parquet", row_group_size=1000)
+    size, footer = (shop / "a.parquet").stat().st_size, pq.read_metadata(shop / "a.parquet")
+    for where, groups in ((None, range(4)), ("id >= 2000 and id < 3000", [2])):
+        wanted = sum(footer.row_group(g).column(0).total_compressed_size for g in groups)
+        report, _ = sync(str(shop), tmp_path / f"cache{len(groups)}", columns=["id"], where=where)
+        assert wanted <= report.fetched_bytes <= wanted + (64 << 10) + 1024 < size / 4
     with pytest.raises(pqcache.UsageError, match="no column"):
         sync(str(shop), tmp_path / "other", columns=["id", "nope"])
 
@@ -212,14 +192,6 @@ def test_a_refused_first_run_leaves_no_options_behind(made: bool, shop: Path, tm
     assert (read_config(cache).time_units, read_config(cache).keep) == ({}, 2)
 
 
-def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "shop").mkdir()
-    table = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])
-    pq.write_table(table, tmp_path / "shop" / "x.parquet")
-    with pytest.raises(pqcache.ParquetError, match=r"x\.parquet: has two columns named 'a'"):
-        sync(str(tmp_path / "shop"), tmp_path / "cache")
-
-
 def test_an_empty_source_publishes_nothing(shop: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     sync(str(shop), cache)
@@ -235,22 +207,16 @@ def test_an_empty_source_publishes_nothing(shop: Path, tmp_path: Path) -> None:
     assert rows_of(cache / "current") == rows_of(tmp_path / "away")
 
 
-@pytest.mark.parametrize("content", [b"", b"hello", b"PAR1" + bytes(1000) + b"PAR1"])
-def test_what_is_not_parquet_publishes_nothing(content: bytes, shop: Path, tmp_path: Path) -> None:
+def test_what_is_not_parquet_publishes_nothing(shop: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     sync(str(shop), cache)
     before = os.readlink(cache / "current")
-    (shop / "dt=2026-11-02" / "part-00001.parquet").write_bytes(content)
-    reason = "not a Parquet file" if content else "has no bytes"
-    with pytest.raises(pqcache.ParquetError, match=rf"dt=2026-11-02/part-00001\.parquet: {reason}"):
-        sync(cache)
-    assert os.readlink(cache / "current") == before
-
-
-def test_options_and_secrets(shop: Path, tmp_path: Path) -> None:
-    with pytest.raises(pqcache.UsageError, match="no such option"):
-        sync(str(shop), tmp_path / "cache", options={"secret": "hunter2"})
-    assert not (tmp_path / "cache").exists()
+    for content in (b"", b"hello", b"PAR1" + bytes(1000) + b"PAR1"):
+        (shop / "dt=2026-11-02" / "part-00001.parquet").write_bytes(content)
+        reason = "not a Parquet file" if content else "has no bytes"
+        with pytest.raises(pqcache.ParquetError, match=rf"dt=2026-11-02/part-00001\.parquet: {reason}"):
+            sync(cache)
+        assert os.readlink(cache / "current") == before
 
 
 def test_cache_and_source_must_lie_apart(shop: Path) -> None:
@@ -275,7 +241,7 @@ def test_a_run_that_waited_works_from_what_the_other_has_left(shop: Path, tmp_pa
         )
         assert held.wait(30)
         second = pool.submit(pqcache.sync, cache, wait=30)
-        time.sleep(0.5)
+        time.sleep(0.1)
         assert not second.done()
         go.set()
         published = first.result().snapshot
@@ -358,46 +324,42 @@ def test_misplaced_secrets_are_refused_unshown(
         assert "HUSH" not in str(error.value)
 
 
+WHERE_SCORE = ("score > 1", "score is null", "not (score > 1)", "Score > 1 or id < 100050")
+
+
 @pytest.mark.parametrize("added", ["early", "middle", "late", "gone", "between"])
-@pytest.mark.parametrize("where", ["score > 1", "score is null", "not (score > 1)", "Score > 1 or id < 100050"])
-def test_a_column_that_some_files_lack_is_null_in_them(added: str, where: str, tmp_path: Path) -> None:
-    shop = tmp_path / "shop"
-    days = range(1, 41)
-    have = {"early": days, "late": (40,), "middle": (20,), "gone": (1,), "between": (7,)}[added]
+def test_a_column_that_some_files_lack_is_null_in_them(added: str, tmp_path: Path) -> None:
+    shop, days = tmp_path / "shop", range(1, 11)
+    have = {"early": days, "late": (10,), "middle": (5,), "gone": (1,), "between": (3,)}[added]
     for day in days:
         table = pa.table({"id": range(day * 100_000, day * 100_000 + 100), "name": ["x"] * 100})
         if day in have:
             table = table.append_column("score", pa.array([None, *([0, 1, 2] * 33)], pa.int32()))
         (shop / f"dt=2026-11-{day:02d}").mkdir(parents=True)
         pq.write_table(table, shop / f"dt=2026-11-{day:02d}" / "a.parquet")
-    pqcache.sync(str(shop), tmp_path / "cache", columns=["id", "score"], where=where)
     read = "from read_parquet('{}/*/*.parquet', hive_partitioning = true, union_by_name = true)"
-    wanted = duckdb.sql(f"select id, score, dt {read.format(shop)} where {where} order by all").fetchall()
-    found = duckdb.sql(f"select id, score, dt {read.format(tmp_path / 'cache/current')} order by all").fetchall()
-    assert found == wanted
-    if added == "late" and where == "score > 1":
-        with pytest.raises(pqcache.UsageError, match="no column 'scores'; there are: id, name, score"):
-            pqcache.sync(str(shop), tmp_path / "other", columns=["id", "scores"])
+    for where in WHERE_SCORE:
+        pqcache.sync(str(shop), tmp_path / where, columns=["id", "score"], where=where)
+        wanted = duckdb.sql(f"select id, score, dt {read.format(shop)} where {where} order by all").fetchall()
+        found = duckdb.sql(f"select id, score, dt {read.format(tmp_path / where / 'current')} order by all").fetchall()
+        assert found == wanted, where
+    with pytest.raises(pqcache.UsageError, match="no column 'scores'; there are: id, name, score"):
+        pqcache.sync(str(shop), tmp_path / "other", columns=["id", "scores"])
 
 
 def test_damage_in_the_history_costs_only_the_records_it_hits(shop: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    for day in (10, 11, 12):
-        write_day(shop, f"2026-11-{day}")
+    for day in (10, 11):
+        write_day(shop, f"2026-11-{day}", rows=20)
         pqcache.sync(str(shop), cache)
     path = cache / "history.jsonl.zst"
     whole = path.read_bytes()
-    assert len(read_history(cache)) == 3
     path.write_bytes(b"garbage" + whole)
-    assert len(read_history(cache)) == 3
+    assert len(read_history(cache)) == 2
     path.write_bytes(whole[:4] + b"\xff\xff" + whole[6:])
-    assert len(read_history(cache)) == 2
+    assert len(read_history(cache)) == 1
     pqcache.sync(cache, keep=3)
-    assert len(read_history(cache)) == 3
-    path.write_bytes(path.read_bytes()[:-3])  # torn: cut off by the next run
-    assert len(read_history(cache)) == 2
-    pqcache.sync(cache)
-    assert len(read_history(cache)) == 3
+    assert len(read_history(cache)) == 3, "also one for the snapshot that has lost its record"
 
 
 def test_sizes_durations_and_counts_are_numbers_or_text(shop: Path, tmp_path: Path) -> None:
@@ -408,7 +370,7 @@ def test_sizes_durations_and_counts_are_numbers_or_text(shop: Path, tmp_path: Pa
     assert read_config(text).keep == 3
     assert pqcache.gc(text, keep="1", older_than="48h", wait="1s").removed == ()
     assert pqcache.inspect(text, block_size="64KB", jobs="2").block_size == 64 << 10
-    assert pqcache.repartition(text, row_group_size="1MB", jobs="2", wait="1s", shuffle="7").rows == 3600
+    assert pqcache.repartition(text, row_group_size="1MB", jobs="2", wait="1s", shuffle="7").rows == 540
     for how in ({"wait": "soon"}, {"jobs": "many"}, {"row_group_size": "5x"}):
         with pytest.raises(pqcache.UsageError, match=f"'{next(iter(how.values()))}': not a "):
             pqcache.sync(text, **how)  # type: ignore[arg-type]
