@@ -24,10 +24,6 @@ PARQUET = (
     "org.apache.hadoop.hive.ql.io.parquet.serde.ParquetHiveSerDe",
 )
 ORC = ("org.apache.hadoop.hive.ql.io.orc.OrcInputFormat", "org.apache.hadoop.hive.ql.io.orc.OrcSerde")
-AVRO = (
-    "org.apache.hadoop.hive.ql.io.avro.AvroContainerInputFormat",
-    "org.apache.hadoop.hive.serde2.avro.AvroSerDe",
-)
 
 
 @dataclass(frozen=True)

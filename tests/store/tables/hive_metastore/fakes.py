@@ -11,12 +11,9 @@ from typing import Any
 
 from hive_metastore.ThriftHiveMetastore import Processor
 from hive_metastore.ttypes import (
-    FieldSchema,
     GetTableResult,
     NoSuchObjectException,
     Partition,
-    SerDeInfo,
-    StorageDescriptor,
     Table,
 )
 from thrift.protocol.TBinaryProtocol import TBinaryProtocol
@@ -24,35 +21,6 @@ from thrift.transport.TSocket import TSocket
 from thrift.transport.TTransport import TBufferedTransport, TFramedTransport, TTransportException
 
 from pqcache.store.tables.base import partition_path
-from tests.store.tables.hive_metastore.databases import PARQUET
-
-
-class Handler:
-    """What a metastore answers about one table with partitions; tests replace its methods."""
-
-    def __init__(self, location: str, partitions: dict[str, str]) -> None:
-        self.location, self.partitions = location, partitions
-        self.asked: list[str] = []
-        self.parameters: dict[str, str] = {}
-
-    def get_table(self, _database: str, _name: str) -> Table:
-        self.asked.append("get_table")
-        keys = [FieldSchema("dt", "string", None)]
-        return Table(
-            tableType="EXTERNAL_TABLE", sd=storage(self.location), partitionKeys=keys, parameters=self.parameters
-        )
-
-    def get_table_req(self, _request: Any) -> GetTableResult:
-        return GetTableResult(table=self.get_table("", ""))
-
-    def get_partition_names(self, _database: str, _name: str, _count: int) -> list[str]:
-        self.asked.append("get_partition_names")
-        return [f"dt={value}" for value in self.partitions]
-
-    def get_partitions_by_names(self, _database: str, _name: str, names: list[str]) -> list[Partition]:
-        self.asked.append(f"get_partitions_by_names {len(names)}")
-        values = [name.partition("=")[2] for name in names]
-        return [Partition(values=[value], sd=storage(self.partitions[value])) for value in values]
 
 
 class FakeMetastore:
@@ -61,6 +29,7 @@ class FakeMetastore:
     def __init__(self) -> None:
         self.tables: dict[str, Table] = {}
         self.partitions: dict[str, dict[tuple[str, ...], Partition]] = {}
+        self.asked: list[int] = []  # for how many partitions at once
 
     def create_database(self, _database: object) -> None: ...
 
@@ -93,6 +62,7 @@ class FakeMetastore:
 
     def get_partitions_by_names(self, _database: str, name: str, names: list[str]) -> list[Partition]:
         found = self._by_name(name)
+        self.asked.append(len(names))
         return [found[each] for each in names if each in found]
 
     def _by_name(self, name: str) -> dict[str, Partition]:
@@ -101,20 +71,9 @@ class FakeMetastore:
                 for values, partition in self.partitions[name].items()}  # fmt: skip
 
 
-def storage(location: str | None) -> StorageDescriptor:
-    """A storage of Parquet files, with fields of which a client makes nothing."""
-    return StorageDescriptor(
-        cols=[FieldSchema("id", "bigint", "a comment")],
-        location=location,
-        inputFormat=PARQUET[0],
-        serdeInfo=SerDeInfo(serializationLib=PARQUET[1], parameters={"serialization.format": "1"}),
-        parameters={"a": "b"},
-    )
-
-
 @contextmanager
 def metastore(
-    handler: Handler | FakeMetastore,
+    handler: FakeMetastore,
     unknown: tuple[str, ...] = (),
     framed: bool = False,
     login: tuple[bytes, bytes] | None = None,

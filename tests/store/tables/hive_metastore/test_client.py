@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,6 @@ import pytest
 from hive_metastore.ttypes import GetTableResult, MetaException, NoSuchObjectException
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from thrift.protocol import fastbinary
 from thrift.protocol.TBinaryProtocol import TBinaryProtocol
 from thrift.Thrift import TMessageType
 from thrift.transport.TTransport import TMemoryBuffer
@@ -37,8 +37,8 @@ from pqcache.store.tables.open_table import open_table
 from pqcache.store.urls import redact
 from tests.examples import examples
 from tests.forked_commands import run_pqcache
-from tests.store.tables.hive_metastore.databases import write_ids
-from tests.store.tables.hive_metastore.fakes import Handler, metastore, server
+from tests.store.tables.hive_metastore.databases import Database, write_ids
+from tests.store.tables.hive_metastore.fakes import FakeMetastore, metastore, server
 
 if TYPE_CHECKING:
     from tests.conftest import Bucket
@@ -53,39 +53,39 @@ def listed(url: str, timeout: float = 5.0, **options: str) -> list[str]:
         source.close()
 
 
+def hold(fake: FakeMetastore, places: Mapping[str, str]) -> None:
+    """Have a metastore hold a table ``db.t`` with these partitions: days and locations."""
+    database = Database("db", "", fake)
+    database.table("t", next(iter(places.values()), "file:/t"), {"dt": "string"})
+    database.add("t", *(([day], place) for day, place in places.items()))
+
+
 @pytest.fixture
-def handler(tmp_path: Path) -> Handler:
+def handler(tmp_path: Path) -> FakeMetastore:
     """A metastore's answers about a table of two partitions."""
-    places = {day: write_ids(tmp_path / "t" / f"dt={day}" / "a.parquet", [int(day)]) for day in "12"}
-    return Handler(f"file:{tmp_path}/t", {day: f"file:{place}" for day, place in places.items()})
+    fake = FakeMetastore()
+    hold(fake, {day: f"file:{write_ids(tmp_path / 't' / f'dt={day}' / 'a.parquet', [int(day)])}" for day in "12"})
+    return fake
 
 
 PATHS = ["dt=1/a.parquet", "dt=2/a.parquet"]
 
 
 @pytest.mark.parametrize("unknown", ["get_table_req", "get_table"])
-def test_an_old_and_a_new_metastore(unknown: str, handler: Handler) -> None:
+def test_an_old_and_a_new_metastore(unknown: str, handler: FakeMetastore) -> None:
     with metastore(handler, unknown=(unknown,)) as port:
         assert listed(f"hive://127.0.0.1:{port}/db.t") == PATHS
 
 
-def test_the_library_without_its_extension_reads_the_same(handler: Handler, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert fastbinary  # with which the other tests run
-    monkeypatch.setitem(sys.modules, "thrift.protocol.fastbinary", None)
-    monkeypatch.delattr("thrift.protocol.fastbinary")
-    with metastore(handler) as port:
-        assert listed(f"hive://127.0.0.1:{port}/db.t") == PATHS
-
-
-def test_many_partitions_are_asked_for_in_batches(handler: Handler, tmp_path: Path) -> None:
-    count = 2_000
-    handler.partitions = {f"{day}": f"file:{tmp_path}/t/dt={day}" for day in range(count)}
+def test_many_partitions_are_asked_for_in_batches(handler: FakeMetastore, tmp_path: Path) -> None:
+    count = 2 * BATCH
+    hold(handler, {f"{day}": f"file:{tmp_path}/t/dt={day}" for day in range(count)})
     with metastore(handler) as port:
         assert listed(f"hive://127.0.0.1:{port}/db.t", timeout=30) == PATHS
-    assert handler.asked[2:] == [f"get_partitions_by_names {BATCH}"] * (count // BATCH)
+    assert handler.asked == [BATCH, BATCH]
 
 
-def test_a_framed_transport_and_a_login_by_password(handler: Handler) -> None:
+def test_a_framed_transport_and_a_login_by_password(handler: FakeMetastore) -> None:
     with metastore(handler, framed=True) as port:
         assert listed(f"hive://127.0.0.1:{port}/db.t", transport="framed") == PATHS
     with metastore(handler, login=(b"alice", b"p:w@1")) as port:
@@ -96,24 +96,21 @@ def test_a_framed_transport_and_a_login_by_password(handler: Handler) -> None:
             listed(f"hive://alice:wrong@127.0.0.1:{port}/db.t")
 
 
-def test_metastores_are_tried_in_turn(handler: Handler) -> None:
+def test_metastores_are_tried_in_turn(handler: FakeMetastore) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         down = f"127.0.0.1:{closed.getsockname()[1]}"
         with metastore(handler) as port:
             assert listed(f"hive://{down},127.0.0.1:{port}/db.t") == PATHS
+            with server(lambda client: client.recv(1000) and time.sleep(5)) as silent:
+                assert listed(f"hive://127.0.0.1:{silent},127.0.0.1:{port}/db.t", timeout=0.3) == PATHS
         with pytest.raises(
             SourceUnavailable, match=rf"none of 2 metastores answers \({down}: connection refused; {down}"
         ):
             listed(f"hive://{down},{down}/db.t")
 
 
-def test_a_metastore_that_is_silent_is_passed_over(handler: Handler) -> None:
-    with server(lambda client: time.sleep(5)) as silent, metastore(handler) as port:
-        assert listed(f"hive://127.0.0.1:{silent},127.0.0.1:{port}/db.t", timeout=0.3) == PATHS
-
-
-def test_errors_of_the_metastore_have_names(handler: Handler) -> None:
+def test_errors_of_the_metastore_have_names(handler: FakeMetastore) -> None:
     raised: list[Exception] = [NoSuchObjectException("db.t table not found")]
 
     def fail(*_: object) -> Any:
@@ -138,17 +135,17 @@ def test_errors_of_the_metastore_have_names(handler: Handler) -> None:
             listed(url)
 
 
-def test_answers_that_make_no_table_are_errors(handler: Handler) -> None:
+def test_answers_that_make_no_table_are_errors(handler: FakeMetastore) -> None:
     with metastore(handler) as port:
         url = f"hive://127.0.0.1:{port}/db.t"
-        handler.partitions = {"1": "/warehouse/t/dt=1"}
+        hold(handler, {"1": "/warehouse/t/dt=1"})
         reason = "has the location '/warehouse/t/dt=1', which does not say in which store it is"
         with pytest.raises(SourceError, match=f"^{url}/dt=1: {reason}; set it with ALTER TABLE"):
             listed(url)
-        handler.partitions = {"1": "s5://bucket/x"}
+        hold(handler, {"1": "s5://bucket/x"})
         with pytest.raises(UsageError, match=r"^s5://bucket/x: unknown scheme s5://"):
             listed(url)
-        handler.partitions = {}
+        hold(handler, {})
         with pytest.raises(PqcacheError, match="has no partitions in the metastore"):
             listed(url)
         handler.get_table_req = lambda _: GetTableResult()  # type: ignore[method-assign]
@@ -156,24 +153,17 @@ def test_answers_that_make_no_table_are_errors(handler: Handler) -> None:
             listed(url)
 
 
-def test_partitions_that_are_named_and_not_sent_are_no_deletions(handler: Handler) -> None:
+def test_partitions_that_are_named_and_not_sent_are_no_deletions(handler: FakeMetastore, tmp_path: Path) -> None:
     """Two that are gone when they are asked for are left out; of two that are there, one is not sent."""
     values = [f"2026/11/{number:02}" for number in range(1, 6)]
-    handler.partitions = dict.fromkeys(values, handler.partitions["1"])
-    names, partitions = handler.get_partition_names, handler.get_partitions_by_names
-
-    def encoded(*given: Any) -> list[str]:
-        return [name.replace("/", "%2F") for name in names(*given)]
+    hold(handler, dict.fromkeys(values, f"file:{tmp_path}/t/dt=1"))
+    partitions, hidden = handler.get_partitions_by_names, list[str]()
 
     def fewer(database: str, name: str, asked: list[str]) -> list[Any]:
-        gone = values[1:3]
-        for value in gone:
-            handler.partitions.pop(value, None)
-        wanted = [each.replace("%2F", "/") for each in asked]
-        return partitions(database, name, [each for each in wanted if each.partition("=")[2] not in [*gone, *hidden]])
+        for value in values[1:3]:
+            handler.partitions["t"].pop((value,), None)
+        return [found for found in partitions(database, name, asked) if found.values[0] not in hidden]
 
-    hidden: list[str] = []
-    handler.get_partition_names = encoded  # type: ignore[method-assign]
     handler.get_partitions_by_names = fewer  # type: ignore[method-assign]
     with metastore(handler) as port:
         url = f"hive://127.0.0.1:{port}/db.t"
@@ -187,8 +177,8 @@ def test_partitions_that_are_named_and_not_sent_are_no_deletions(handler: Handle
 
 
 @pytest.mark.parametrize("properties", ["default", "insert_only"])
-def test_transactional_tables_are_refused(handler: Handler, properties: str) -> None:
-    handler.parameters = {"transactional": "TRUE", "transactional_properties": properties}
+def test_transactional_tables_are_refused(handler: FakeMetastore, properties: str) -> None:
+    handler.tables["t"].parameters = {"transactional": "TRUE", "transactional_properties": properties}
     with metastore(handler) as port:
         reason = r"is a transactional Hive table, whose .*; write it to an external table of Parquet"
         with pytest.raises(UsageError, match=reason):
@@ -217,7 +207,7 @@ def test_a_server_that_is_no_metastore_is_a_clear_error(answer: bytes, reason: s
         listed(f"hive://127.0.0.1:{port}/db.t")
 
 
-def test_a_silent_server_and_one_that_drips_are_given_up(handler: Handler) -> None:
+def test_a_silent_server_and_one_that_drips_are_given_up(handler: FakeMetastore) -> None:
     def drip(client: socket.socket) -> None:
         client.recv(10)
         for byte in b"\x80\x01\x00\x02" + b"\x00" * 10_000:
@@ -234,7 +224,7 @@ def test_a_silent_server_and_one_that_drips_are_given_up(handler: Handler) -> No
 
 
 @pytest.fixture
-def answer_about_a_table(handler: Handler) -> bytes:
+def answer_about_a_table(handler: FakeMetastore) -> bytes:
     """What a metastore sends about a table."""
     with metastore(handler) as port, socket.create_connection(("127.0.0.1", port)) as client:
         request = GET_TABLE_REQ(a1=GET_TABLE_REQUEST(dbName="db", tblName="t"))
@@ -272,13 +262,14 @@ def test_damaged_answers_are_errors_of_this_package(
 
 @pytest.mark.s3
 def test_options_go_to_the_metastore_or_to_the_store_of_a_location(
-    handler: Handler, s3_bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    handler: FakeMetastore, s3_bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = (tmp_path / "t" / "dt=1" / "a.parquet").read_bytes()
     for key in ("deep/dt=a%2Fb/a.parquet", "deep/dt=a%2Fb/_SUCCESS", "deepest/a.parquet"):
         s3_bucket.client.put_object(Bucket=s3_bucket.name, Key=key, Body=data)
-    handler.partitions["3"] = f"s3a://{s3_bucket.name}/deep/dt=a%2Fb/"
-    handler.partitions["4"] = f"s3n://{s3_bucket.name}/nothing"
+    Database("db", "", handler).add(
+        "t", (["3"], f"s3a://{s3_bucket.name}/deep/dt=a%2Fb/"), (["4"], f"s3n://{s3_bucket.name}/nothing")
+    )
     options = {"endpoint": os.environ["AWS_ENDPOINT_URL"], "transport": "buffered", "dfs.x": "1"}
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     found: list[Any] = []
@@ -344,13 +335,7 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
         open_table("hive://h/a.b", OpenOptions())
 
 
-def test_versions_are_refused() -> None:
-    for name in ("version", "as_of"):
-        with pytest.raises(UsageError, match="has no versions, for --"):
-            pqcache.sync("hive://127.0.0.1:1/a.b", "cache", **{name: "2026-11-01T00:00:00Z"})  # type: ignore[arg-type]
-
-
-def test_the_command_line(handler: Handler, tmp_path: Path) -> None:
+def test_the_command_line(handler: FakeMetastore, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     with metastore(handler, login=(b"alice", b"geheim")) as port:
         hosts = f"127.0.0.1:{port},127.0.0.1:1"
@@ -382,18 +367,7 @@ def test_the_command_line(handler: Handler, tmp_path: Path) -> None:
     assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
 
 
-def test_a_damaged_file_is_fetched_again(handler: Handler, tmp_path: Path) -> None:
-    with metastore(handler) as port:
-        pqcache.sync(f"hive://127.0.0.1:{port}/db.t", tmp_path / "cache")
-        damaged = tmp_path / "cache" / "current" / "dt=1" / "a.parquet"
-        damaged.chmod(0o600)
-        damaged.write_bytes(b"x" * damaged.stat().st_size)
-        run = run_pqcache("verify", tmp_path / "cache", "--repair")
-        assert run.returncode == 0, run.stderr
-    assert pqcache.verify(tmp_path / "cache").ok
-
-
-def test_a_table_is_repartitioned_to_a_directory(handler: Handler, tmp_path: Path) -> None:
+def test_a_table_is_repartitioned_to_a_directory(handler: FakeMetastore, tmp_path: Path) -> None:
     with metastore(handler, framed=True) as port:
         url = f"hive://127.0.0.1:{port}/db.t"
         report = pqcache.repartition(url, tmp_path / "to", row_group_size="1MB", options={"transport": "framed"})
@@ -405,11 +379,3 @@ def test_options_of_a_metastore_are_not_those_of_a_target() -> None:
     for target, expected in (("hdfs://h/t", ["dfs.x"]), ("s3://b/t", ["endpoint"]), ("/t", [])):
         endpoints = make_endpoints("hive://h/a.b", target, options, None)
         assert (endpoints.source_options, list(endpoints.target_options)) == (options, expected)
-
-
-def test_a_location_may_be_one_file(handler: Handler, tmp_path: Path) -> None:
-    handler.partitions["2"] += "/a.parquet"
-    with metastore(handler) as port:
-        url = f"hive://127.0.0.1:{port}/db.t"
-        assert listed(url) == PATHS
-        assert pqcache.sync(url, tmp_path / "cache").rows == 2

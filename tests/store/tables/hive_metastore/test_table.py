@@ -14,16 +14,13 @@ import pqcache
 from pqcache.errors import SourceError, SourceIncomplete, UsageError
 from pqcache.events import Event, Warned
 from pqcache.store.tables import hive as hive_table
-from pqcache.store.tables.base import OpenOptions
-from pqcache.store.tables.open_table import open_table
 from tests.forked_commands import run_pqcache
-from tests.store.tables.hive_metastore.databases import AVRO, ORC, PARQUET, Database, write_ids
+from tests.store.tables.hive_metastore.databases import ORC, PARQUET, Database, write_ids
 
 if TYPE_CHECKING:
     from tests.servers.hdfs import Hdfs
 
 HUDI = ("org.apache.hudi.hadoop.HoodieParquetInputFormat", PARQUET[1])
-HUDI_READ = ("org.apache.hudi.hadoop.realtime.HoodieParquetRealtimeInputFormat", PARQUET[1])
 SYMLINKS = ("org.apache.hadoop.hive.ql.io.SymlinkTextInputFormat", PARQUET[1])
 
 
@@ -62,22 +59,27 @@ def test_partitions_are_taken_wherever_they_are_and_others_are_not(database: Dat
     write_ids(tmp_path / "elsewhere" / "000000_0", [5])
     write_ids(tmp_path / "elsewhere" / "1" / "000000_0", [6])  # as Tez writes a UNION
     write_ids(tmp_path / "a=b%2Fc #1?" / "x.parquet", [7])  # spelled as it is
+    shared = write_ids(tmp_path / "shared" / "a.parquet", [8])
     database.add(
         "t",
         (["1", "7"], home / "dt=1" / "region=7"),
         (["1", "8"], tmp_path / "elsewhere"),
         (["2026/11", "__HIVE_DEFAULT_PARTITION__"], tmp_path / "a=b%2Fc #1?"),
+        (["3", "1"], shared),
+        (["3", "2"], f"file://{shared}/"),
+        (["3", "3"], write_ids(tmp_path / "one" / "a.parquet", [8]) / "a.parquet"),
     )
     report = pqcache.sync(url, tmp_path / "cache")
-    assert (report.added, report.rows, report.version) == (4, 5, None)
+    assert (report.added, report.rows, report.version) == (7, 8, None)
     assert held(tmp_path / "cache") == {
         "dt=1/region=7": [1, 2],
         "dt=1/region=8": [5],
         "dt=1/region=8/1": [6],
         "dt=2026%2F11/region=__HIVE_DEFAULT_PARTITION__": [7],
+        **{f"dt=3/region={region}": [8] for region in (1, 2, 3)},
     }
     again = pqcache.sync(tmp_path / "cache")
-    assert (again.published, again.unchanged, again.fetched_bytes) == (False, 4, 0)
+    assert (again.published, again.unchanged, again.fetched_bytes) == (False, 7, 0)
 
 
 def test_partition_columns_have_the_types_of_the_table(database: Database, tmp_path: Path) -> None:
@@ -121,15 +123,6 @@ def test_a_second_night_with_an_added_a_dropped_and_a_moved_partition(database: 
     assert held(tmp_path / "cache") == expected
 
 
-def test_two_partitions_of_one_location_are_two(database: Database, tmp_path: Path) -> None:
-    url = database.table("t", tmp_path / "t", {"dt": "int"})
-    place = write_ids(tmp_path / "same" / "part-0.parquet", [1, 2])
-    database.add("t", (["1"], place), (["2"], f"file://{place}/"))
-    pqcache.sync(url, tmp_path / "cache")
-    assert held(tmp_path / "cache") == {"dt=1": [1, 2], "dt=2": [1, 2]}
-    assert not pqcache.sync(tmp_path / "cache").published
-
-
 def test_a_file_belongs_to_the_innermost_location(database: Database, tmp_path: Path) -> None:
     url = database.table("t", tmp_path / "t", {"dt": "int"})
     outer, inner = tmp_path / "outer", tmp_path / "outer" / "inner"
@@ -163,35 +156,18 @@ def test_directories_of_skewed_values_are_the_tables_own(database: Database, tmp
     assert [column.name for column in pqcache.inspect(tmp_path / "cache").columns] == ["id"]
 
 
-def test_the_tables_location_is_listed_once_for_many_partitions(
-    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("at_once", [100, 2])
+def test_links_to_nothing_matter_in_known_partitions_alone(
+    at_once: int, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = daily(database, tmp_path / "t", 5)
-    write_ids(tmp_path / "t" / "dt=unknown" / "a.parquet", [1])
-    database.add("t", (["x"], write_ids(tmp_path / "x" / "a.parquet", [2])))
-    opened: list[str] = []
-    open_source = hive_table.open_source
-    monkeypatch.setattr(hive_table, "open_source", lambda url, *rest: opened.append(url) or open_source(url, *rest))
-    listings = []
-    for at_once, count in ((100, 6), (5, 2)):
-        monkeypatch.setattr(hive_table, "_AT_ONCE", at_once)
-        source = open_table(url, OpenOptions())
-        opened.clear()
-        listings.append(sorted(source.list(), key=lambda file: file.path))
-        source.close()
-        assert len(opened) == count + 1  # and one of the table's location, for modes
-    assert listings[0] == listings[1]
-    assert [file.path for file in listings[0]][-1] == "dt=x/a.parquet"
-
-
-def test_a_fault_in_an_unknown_partition_does_not_matter(
-    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    """Also where the location of the table is listed once for many partitions, as it is above a limit."""
     url = daily(database, tmp_path / "t", 3)
-    monkeypatch.setattr(hive_table, "_AT_ONCE", 2)
+    database.add("t", (["x"], write_ids(tmp_path / "x" / "a.parquet", [99])))
+    monkeypatch.setattr(hive_table, "_AT_ONCE", at_once)
     (tmp_path / "t" / "dt=unknown").mkdir()
     (tmp_path / "t" / "dt=unknown" / "a.parquet").symlink_to("nowhere")
-    assert pqcache.sync(url, tmp_path / "cache").rows == 30
+    pqcache.sync(url, tmp_path / "cache")
+    assert list(held(tmp_path / "cache")) == ["dt=0", "dt=1", "dt=2", "dt=x"]
     (tmp_path / "t" / "dt=1" / "a.parquet").symlink_to("nowhere")
     with pytest.raises(SourceError, match=r"dt=1/a.parquet: is a link to nothing"):
         pqcache.sync(url, tmp_path / "cache")
@@ -258,10 +234,8 @@ def test_copies_are_as_private_as_the_tables_directory(database: Database, tmp_p
     ("stored", "parameters", "reason"),
     [
         (ORC, {}, "is not stored as Parquet; its files are read by OrcInputFormat and OrcSerde; write it to an"),
-        (AVRO, {}, "its files are read by AvroContainerInputFormat and AvroSerDe; write it to an external table"),
         (SYMLINKS, {}, "has lists of files in its location and not files; name"),
         (HUDI, {}, "is a Hudi table, whose timeline says which files count; write"),
-        (HUDI_READ, {}, "is a Hudi table, whose timeline"),
         (PARQUET, {"spark__sql__sources__provider": "hudi"}, "is a Hudi table"),
         (PARQUET, {"spark__sql__sources__provider": "delta"}, "is a Delta table, .*; name its location, file:/"),
         (ORC, {"table_type": "ICEBERG"}, "is an Iceberg table, .*; name it by iceberg://"),
@@ -288,14 +262,6 @@ def test_deltas_of_a_transactional_table_are_found_where_the_metastore_does_not_
     database.add("t", (["1"], place))
     with pytest.raises(UsageError, match=r"is a transactional Hive table \(dt=1/delta_0000001_0000001_0000/"):
         pqcache.sync(url, tmp_path / "cache")
-
-
-def test_a_location_that_cannot_be_listed_is_an_error_and_not_empty(database: Database, tmp_path: Path) -> None:
-    url = daily(database, tmp_path / "t", 2)
-    shutil.rmtree(tmp_path / "t" / "dt=1")
-    (tmp_path / "t" / "dt=1").symlink_to(tmp_path / "t" / "dt=1")
-    with pytest.raises(SourceError, match="dt=1: "):
-        pqcache.sync(url, tmp_path / "cache", retries=0)
 
 
 @pytest.mark.hdfs
