@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from deltalake.schema import PrimitiveType
 import pqcache
 from pqcache.errors import SourceError, SourceIncomplete, SourceNotFound, UsageError
 from pqcache.events import Event, Retried, Started
-from pqcache.store.tables.base import OpenOptions, Table
+from pqcache.store.tables.base import OpenOptions
 from pqcache.store.tables.open_table import open_table
 from pqcache.torch import ParquetDataset
 from tests.delta_tables import add, commit, field, held, in_order, judged, metadata, protocol
@@ -122,9 +123,7 @@ def test_times_in_commits_count_more_than_those_of_files(tmp_path: Path, cache: 
         first = [protocol("v2Checkpoint"), metadata([field("a", "long")], **properties)] if version == 0 else []
         commit(table, version, info, *first, add(table, f"{version}.parquet", pa.table({"a": [version]})))
     assert pqcache.sync(table, cache, as_of="1970-01-01T00:00:29").version == "1"
-    assert pqcache.Cache.open(cache).snapshot  # it can be opened
-    printed = run_pqcache("inspect", cache).stdout
-    assert "Delta version 1 of 1970-01-01T00:00:20.000+00:00" in printed
+    assert pqcache.inspect(cache).version == "Delta version 1 of 1970-01-01T00:00:20.000+00:00"
 
 
 TYPED = {
@@ -157,9 +156,9 @@ def test_partition_values_have_the_types_of_the_table_everywhere(tmp_path: Path,
     for name, (_, condition) in TYPED.items():
         assert [row["id"] for row in held(cache, columns=["id"], filters=condition)] == [0], condition
         assert [row["id"] for row in held(cache, columns=["id"], filters=f"{name} is null")] == [1]
-        some = tmp_path / name
-        assert pqcache.sync(table, some, where=f"{condition} and id >= 0").rows == 1
-        assert held(some) == in_order(written.to_pylist()[:1])
+    everything = " and ".join(condition for _, condition in TYPED.values())
+    assert pqcache.sync(table, tmp_path / "some", where=f"{everything} and id >= 0").rows == 1
+    assert held(tmp_path / "some") == in_order(written.to_pylist()[:1])
     numbers = [name for name in names if name not in ("code", "text")]
     [batch] = ParquetDataset(cache, columns=["id", *numbers], batch_size=3, nulls="mask", shuffle=False)
     assert batch["day"].tolist().count(20758) == 1
@@ -297,11 +296,11 @@ def check_commits(tmp_path: Path, seed: int, commits: int) -> None:
 
 
 def test_random_commits(tmp_path: Path) -> None:
-    check_commits(tmp_path, random.randrange(1 << 30), 12)
+    check_commits(tmp_path, random.randrange(1 << 30), 8)
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_many_random_commits(tmp_path: Path, seed: int) -> None:
     check_commits(tmp_path, seed, 120)
 
@@ -339,21 +338,13 @@ def test_a_log_that_changes_between_its_listing_and_its_reading(table: Path) -> 
             (table / "_delta_log" / f"{number:020}.json").unlink()
         assert len(list(source.list())) == 9
         assert source.table_version.version == "3"  # type: ignore[attr-defined]
-    (table / "_delta_log" / f"{4:020}.json").write_text("{")
-    with (
-        closing(open_table(str(table), OpenOptions())) as source,
-        pytest.raises(SourceError, match="deltalake cannot read its log"),
-    ):
-        list(source.list())
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param("hdfs", marks=pytest.mark.hdfs), pytest.param("s3", marks=pytest.mark.s3)]
-)
-def test_a_table_in_another_store(kind: str, table: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+@pytest.mark.hdfs
+def test_a_table_in_another_store(table: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     DeltaTable(str(table)).create_checkpoint()
     append(table, 18, 24)
-    for remote in make_remote(kind, request, tmp_path):
+    for remote in make_remote("hdfs", request, tmp_path):
         remote.upload(table)
         cache = tmp_path / "cache"
         report = pqcache.sync(remote.url, cache)
@@ -425,47 +416,25 @@ def test_deltalake_is_asked_for_by_name(table: Path, cache: Path, monkeypatch: p
         pqcache.sync(table, cache)
 
 
-def check_not_imported(cache: Path, *names: str) -> None:
-    """Sync a cache in a process of its own, as the command does, which must not import these modules."""
+def test_a_sync_with_nothing_to_do_imports_no_arrow(table: Path, cache: Path) -> None:
+    pqcache.sync(table, cache)
     code = (
-        "import sys; from pqcache.cli import run, hide_pandas; hide_pandas(); run(sys.argv[1:]); "
-        f"print([name for name in {names} if name in sys.modules])"
+        "import sys; sys.modules.update(pyarrow=None, numpy=None, rich=None); "
+        "from pqcache.cli import run; sys.exit(run(sys.argv[1:]))"
     )
     words = [sys.executable, "-c", code, "sync", str(cache), "-q"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
-    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_sync_with_nothing_to_do_imports_no_arrow(table: Path, cache: Path) -> None:
-    pqcache.sync(table, cache)
-    check_not_imported(cache, "pyarrow", "numpy", "rich", "concurrent.futures")
-
-
-def test_a_sync_of_one_commit_imports_what_it_needs(table: Path, cache: Path) -> None:
-    """Each of these takes a tenth of the time of a sync of a few files."""
-    pqcache.sync(table, cache)
-    append(table, 18, 21)
-    check_not_imported(cache, "pyarrow.compute", "numpy.ma", "pydantic", "rich")
-    assert held(cache) == judged(table)
-
-
-def test_a_commit_during_a_sync_is_left_for_the_next(table: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    listings: list[str] = []
-    list_files = Table.list
-
-    def noted(self: Table) -> Any:
-        listings.append(self.url)
-        return list_files(self)
-
+def test_a_commit_during_a_sync_is_left_for_the_next(table: Path, cache: Path) -> None:
     def commits(event: Event) -> None:
         if isinstance(event, Started) and event.phase == "fetch":
             append(table, 18, 21)
 
-    monkeypatch.setattr(Table, "list", noted)
     before = judged(table)
     assert pqcache.sync(table, cache, on_event=commits).version == "2"
     assert held(cache) == before
-    assert len(listings) == 1, "a version does not change, so it is not listed again before it is published"
     assert pqcache.sync(cache).version == "3"
     assert held(cache) == judged(table)
 
@@ -526,17 +495,19 @@ def test_a_hint_and_a_checkpoint_that_are_not_there_do_not_matter(table: Path, c
 
 
 def test_a_process_forked_from_one_that_has_read_a_table(table: Path, cache: Path) -> None:
-    script = """
-import os, sys, pqcache
-_, table, cache = sys.argv
-pqcache.sync(table, cache)
-if child := os.fork():
-    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-pqcache.sync(table, cache + "2")
-"""
-    done = subprocess.run([sys.executable, "-c", script, table, cache], capture_output=True, text=True, timeout=60)
-    assert "forked from one that has used it; start that process with spawn or forkserver" in done.stderr
-    assert done.returncode == 1
+    pqcache.sync(table, cache)
+    child = os.fork()
+    if not child:
+        signal.alarm(60)  # where it is not refused, the child hangs
+        code = 1
+        try:
+            pqcache.sync(table, f"{cache}2")
+        except pqcache.PqcacheError as error:
+            said = "forked from one that has used it; start that process with spawn or forkserver"
+            code = 0 if said in str(error) else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_a_temporary_directory_that_deltalake_cannot_read(

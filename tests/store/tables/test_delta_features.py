@@ -15,6 +15,7 @@ from deltalake import DeltaTable
 
 import pqcache
 from pqcache.errors import SourceError, UsageError
+from tests.damage import flip
 from tests.delta_tables import add, commit, field, held, in_order, judged, metadata, protocol, remove, vector
 from tests.remote import make_remote
 
@@ -59,7 +60,9 @@ def test_rows_that_deletion_vectors_delete_are_not_fetched(table: Path, cache: P
     commit(table, 5, remove("3.parquet", found), add(table, "3.parquet", deletionVector=more))
     assert pqcache.sync(cache).rows == 343
     assert held(cache) == judged(table)
-    assert pqcache.verify(cache, deep=True, source=True).ok
+    flip(cache / "current" / "1.parquet", 50)
+    assert pqcache.verify(cache, deep=True, source=True, repair=True).repaired
+    assert held(cache) == judged(table), "a repair deletes the rows again"
     shutil.move(table, table.with_name("moved"))
     assert pqcache.sync(table.with_name("moved"), cache, new_source=True).fetched_bytes == 0
 
@@ -67,14 +70,9 @@ def test_rows_that_deletion_vectors_delete_are_not_fetched(table: Path, cache: P
 def test_deletion_vectors_with_columns_conditions_and_rewriting(table: Path, cache: Path) -> None:
     with_vectors(table)
     expected = judged(table)
-    for columns, where, size in (
-        (["a"], "", None),
-        ([], "a >= 240", None),
-        ([], "", "1MB"),
-        (["s"], "a < 7", None),
-    ):
+    for columns, where, size in ((["s"], "a < 7", None), ([], "a >= 240", "1MB")):
         pqcache.sync(table, cache, force=True, columns=columns, where=where, row_group_size=size)
-        kept = [row for row in expected if {"": True, "a >= 240": row["a"] >= 240, "a < 7": row["a"] < 7}[where]]
+        kept = [row for row in expected if (row["a"] < 7 if columns else row["a"] >= 240)]
         assert held(cache) == in_order({k: v for k, v in row.items() if k in (columns or row)} for row in kept)
 
 
@@ -85,7 +83,8 @@ def test_a_file_of_which_every_row_is_deleted_and_one_with_many(table: Path, cac
     for number, (name, which) in enumerate((("big.parquet", deleted), ("gone.parquet", range(10)))):
         commit(table, number + 1, remove(name), add(table, name, deletionVector=vector(table, list(which))))
     assert pqcache.sync(table, cache).rows == 131_500 - len(deleted)
-    assert {row["a"] for row in held(cache)} == set(range(131_500)) - set(deleted)
+    found = pqcache.Cache.open(cache).batches(["a"], batch_size=200_000)
+    assert {value for batch in found for value in batch["a"].to_pylist()} == set(range(131_500)) - set(deleted)
 
 
 def test_deletion_vectors_that_cannot_be_right_are_refused(table: Path, cache: Path) -> None:
@@ -117,17 +116,6 @@ def test_deletion_vectors_that_cannot_be_right_are_refused(table: Path, cache: P
             pqcache.sync(table, cache)
     commit(table, 5 + number, remove("3.parquet", before), add(table, "3.parquet", deletionVector=found, stats="{}"))
     assert pqcache.sync(table, cache).rows == 400 - 2 - 1 - 50 - 2, "the log need not say how many rows a file has"
-
-
-def test_a_damaged_copy_is_repaired_with_the_rows_that_are_left(table: Path, cache: Path) -> None:
-    with_vectors(table)
-    pqcache.sync(table, cache)
-    [file] = (cache / "current").glob("1.parquet")
-    file.chmod(0o644)
-    file.write_bytes(file.read_bytes()[:-1] + b"x")
-    assert pqcache.verify(cache, repair=True).repaired
-    assert held(cache) == judged(table)
-    assert pqcache.verify(cache, deep=True).ok
 
 
 MAPPED = (
@@ -194,9 +182,8 @@ def test_columns_have_the_names_of_the_table(mode: str, table: Path, cache: Path
     commit(table, 2, metadata([*renamed[:3], added], ["day"], **mapping))
     pqcache.sync(cache)
     assert {row["more"] for row in held(cache)} == {None}
-    for options in ({"columns": ["key", "more"]}, {"where": "key = 1 and more is null"}, {"row_group_size": "1MB"}):
-        pqcache.sync(cache, force=True, **{"where": "", "columns": [], **options})  # type: ignore[arg-type]
-        assert {row["key"] for row in held(cache)} == ({1} if "where" in options else {1, 2})
+    pqcache.sync(cache, force=True, columns=["key", "more"], where="key = 1 and more is null", row_group_size="1MB")
+    assert held(cache, columns=["key", "more"]) == [{"key": 1, "more": None}] * 2
 
 
 def test_columns_of_change_data_and_of_row_tracking_are_not_the_tables(table: Path, cache: Path) -> None:

@@ -19,26 +19,18 @@ DELTA = "_delta_log/00000000000000000000.json"
     [
         (DELTA, "a Delta table", ""),
         ("_delta_log/00000000000000000010.checkpoint.parquet", "a Delta table", ""),
-        ("_delta_log/00000000000000000010.checkpoint.0000000001.0000000002.parquet", "a Delta table", ""),
         ("_delta_log/_last_checkpoint", "a Delta table", ""),
         (f"db/shop/{DELTA}", "a Delta table", "db/shop"),
-        ("metadata/00001-4a.metadata.json", "an Iceberg table", ""),
         ("metadata/00001-4a.gz.metadata.json", "an Iceberg table", ""),
         ("metadata/v3.metadata.json", "an Iceberg table", ""),
         ("db/shop/metadata/version-hint.text", "an Iceberg table", "db/shop"),
         (f"shop/log/00001-{UUID}.metadata.json", "an Iceberg table", "shop"),
-        (f"shop/log/00001-{UUID}.gz.metadata.json", "an Iceberg table", "shop"),
-        (f"00001-{UUID}.metadata.json", "an Iceberg table", ""),
         (".hoodie/hoodie.properties", "a Hudi table", ""),
-        ("shop/.hoodie/timeline/20261101.commit", "a Hudi table", "shop"),
-        ("2026/11/01/.hoodie_partition_metadata", "a Hudi table", "2026/11/01"),
         ("shop/dt=1/.hoodie_partition_metadata.parquet", "a Hudi table", "shop"),
-        ("base_0000005/000000_0", "a transactional Hive table", ""),
         ("base_0000005_v0000021/bucket_00000", "a transactional Hive table", ""),
         ("base_10000000/000000_0", "a transactional Hive table", ""),
         ("dt=1/base_5/bucket_00000", "a transactional Hive table", ""),
         ("shop/dt=1/h=2/delta_0000001_0000001_0000/000000_0", "a transactional Hive table", "shop"),
-        ("delta_0000001_0000004/bucket_00000", "a transactional Hive table", ""),
         ("delete_delta_0000002_0000002_0001_v0000007/bucket_00000", "a transactional Hive table", ""),
         ("dt=1/x/_orc_acid_version", "a transactional Hive table", "dt=1/x"),
         ("_spark_metadata/0", "the output of a Spark stream", ""),
@@ -54,13 +46,10 @@ def test_a_table_is_found_anywhere(path: str, format_: str, directory: str) -> N
     "path",
     [
         "metadata/part-0.parquet",
-        "metadata/notes.json",
         "metadata/sub/v1.metadata.json",
         "delta_col=1/part-0.parquet",
         "base_col=1/part-0.parquet",
-        "base_1/part-0.parquet",
         "base_20261101/part-0.parquet",
-        "delta/part-0.parquet",
         "delta_2/part-0.parquet",
         "delta_0000001_0000001.parquet",
         "_delta_log/.00000000000000000000.json.crc",
@@ -68,9 +57,6 @@ def test_a_table_is_found_anywhere(path: str, format_: str, directory: str) -> N
         "_spark_metadata/notes",
         "_temporary/shop/_delta_log/00000000000000000000.json",
         ".trash/shop/.hoodie/hoodie.properties",
-        "_old/delta_0000001_0000001_0000/000000_0",
-        "_old/pqcache.toml",
-        f"_old/metadata/00001-{UUID}.metadata.json",
         "schemas/1.metadata.json",
     ],
 )
@@ -82,27 +68,20 @@ def test_tables_are_counted_once() -> None:
     nested = [f"dt={n}/delta_000000{n}_000000{n}_0000/000000_0" for n in range(1, 9)]
     hudi = [".hoodie/hoodie.properties", "a/.hoodie_partition_metadata", "b/c/.hoodie_partition_metadata"]
     assert [table.directory for table in find_tables([*nested, *hudi])] == ["", ""]
+    inside = [f"{outer}p{number}/_delta_log/0.json" for outer in ("", "p1/x/") for number in range(3)]
+    assert [table.directory for table in find_tables(inside)] == ["p0", "p1", "p2"]
     two = [f"one/{DELTA}", f"two/{DELTA}", "two/_delta_log/00000000000000000001.json"]
-    with pytest.raises(UsageError) as error:
+    with pytest.raises(UsageError, match=r"^hdfs://h/lake/one: is a Delta table \(one/.*, the first of 2: one, two\)"):
         check_tables(two, "hdfs://h/lake")
-    assert str(error.value) == (
-        "hdfs://h/lake/one: is a Delta table (one/_delta_log/00000000000000000000.json, the first of 2: one, two), "
-        "and its log says which files count; name the table's own directory as the source of a sync, or take its "
-        "files as they are with --as-files (as_files=True)"
-    )
-    assert error.value.exit_code == 2
 
 
 @pytest.mark.parametrize(
     ("evidence", "below"),
     [
         (DELTA, "dt=1/h=2"),
-        (DELTA, "dt=1/part-0.parquet"),
-        ("metadata/v1.metadata.json", "data"),
         ("metadata/v1.metadata.json", "data/dt=1/x.parquet"),
         (".hoodie/hoodie.properties", "2026/11/01"),
         ("_spark_metadata/0", "part-0.parquet"),
-        ("dt=1/delta_0000001_0000001_0000/x", "dt=1/delta_0000001_0000001_0000"),
         ("dt=1/delta_0000001_0000001_0000/x", "dt=1/delta_0000001_0000001_0000/x"),
         ("pqcache.toml", "snapshots"),
     ],
@@ -132,10 +111,3 @@ def test_a_part_of_a_hive_table_is_found_by_its_url() -> None:
     for url in ("hdfs://h:8020/shop/dt=1/delta_0000001_0000001_0000", "s3://b/shop/base_0000004/000000_0"):
         with pytest.raises(UsageError, match="is a part of a transactional Hive table"):
             check_above(url)
-
-
-def test_of_tables_in_tables_the_outer_ones_are_found() -> None:
-    names = [f"{outer}p{number}/_delta_log/0.json" for outer in ("", "p1/x/") for number in range(3)]
-    assert [table.directory for table in find_tables(names)] == ["p0", "p1", "p2"]
-    other = "p1/y/.hoodie/hoodie.properties"
-    assert [table.format for table in find_tables([*names, other])].count("a Hudi table") == 1
