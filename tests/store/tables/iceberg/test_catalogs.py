@@ -122,7 +122,7 @@ def test_catalogs_that_make_no_sense(
     assert "my-secret" not in str(error.value)
 
 
-def test_a_catalog_is_read_and_not_made(lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_catalog_is_read_and_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     configure(tmp_path, monkeypatch, type="sql", uri=f"sqlite:///{tmp_path}/other.db")
     with pytest.raises(SourceError, match="no such table"):
         pqcache.sync("iceberg://rest/shop.sales", tmp_path / "cache", retries=0)

@@ -10,6 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.table import StaticTable
 from pyiceberg.table.metadata import TableMetadataUtil
 
 import pqcache
@@ -18,7 +20,7 @@ from pqcache.store.tables.base import OpenOptions
 from pqcache.store.tables.iceberg_open import newest_metadata
 from pqcache.store.tables.open_table import open_table
 from tests.real_files import golden_tables
-from tests.store.tables.iceberg.lakes import Lake, local, place, rows_in, rows_of
+from tests.store.tables.iceberg.lakes import Lake, local, place, rows, rows_in, rows_of
 
 UUID = "0fd95d6d-ea2d-47ed-91d1-fcdbe51693ce"
 OTHER = "1fd95d6d-ea2d-47ed-91d1-fcdbe51693ce"
@@ -194,24 +196,21 @@ def test_a_table_below_a_directory_and_a_part_of_one_are_refused(lake: Lake, tmp
 
 
 @pytest.mark.parametrize(
-    ("name", "ids"),
+    ("name", "version", "count"),
     [
-        ("merch_v1", {"version": None, "rows": 4}),
-        ("merch_v1", {"version": 381223374871251311, "rows": 6}),
-        ("case_sensitive_names", {"version": None, "rows": 3}),
-        ("legacy_bare_deletion_vector", {"version": None, "rows": 2}),
+        ("merch_v1", None, 4),
+        ("merch_v1", 381223374871251311, 6),
+        ("case_sensitive_names", None, 3),
+        ("legacy_bare_deletion_vector", None, 2),
     ],
 )
-def test_tables_of_other_projects(name: str, ids: dict[str, Any], tmp_path: Path) -> None:
-    from pyiceberg.io.pyarrow import PyArrowFileIO
-    from pyiceberg.table import StaticTable
-
+def test_tables_of_other_projects(name: str, version: int | None, count: int, tmp_path: Path) -> None:
     source = next((path for path in golden_tables().rglob(name) if (path / "metadata").is_dir()), None)
     if source is None:
         pytest.skip("PQCACHE_GOLDEN_TABLES names no directory with the tables of duckdb-iceberg")
-    pqcache.sync(source, tmp_path / "cache", options={"moved": "true"}, version=ids["version"])
+    pqcache.sync(source, tmp_path / "cache", options={"moved": "true"}, version=version)
     found = rows_of(tmp_path / "cache")
-    assert len(found) == ids["rows"]
+    assert len(found) == count
     if name == "legacy_bare_deletion_vector":  # which is as DuckDB wrote it before there was a Puffin file around it
         assert [dict(row)["id"] for row in found] == ["1", "3"]
         return
@@ -223,10 +222,4 @@ def test_tables_of_other_projects(name: str, ids: dict[str, Any], tmp_path: Path
     newest = max(source.glob("metadata/*.metadata.json"), key=lambda file: file.name)
     table = StaticTable.from_metadata(str(newest))
     table.io = Moved()
-    assert found == rows_in_static(table, ids["version"])
-
-
-def rows_in_static(table: Any, snapshot: int | None) -> Any:
-    from tests.store.tables.iceberg.lakes import rows
-
-    return rows(table.scan(snapshot_id=snapshot).to_arrow().to_batches())
+    assert found == rows(table.scan(snapshot_id=version).to_arrow().to_batches())

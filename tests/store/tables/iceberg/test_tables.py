@@ -17,7 +17,7 @@ import pytest
 from pyiceberg.expressions import EqualTo
 from pyiceberg.table import Table
 from pyiceberg.table.name_mapping import MappedField, NameMapping
-from pyiceberg.transforms import BucketTransform, DayTransform, TruncateTransform
+from pyiceberg.transforms import BucketTransform, MonthTransform, TruncateTransform
 from pyiceberg.types import DoubleType, LongType, StringType
 
 import pqcache
@@ -111,20 +111,6 @@ def test_partition_values_of_every_type_are_typed(lake: Lake, tmp_path: Path) ->
         assert {part.partition("=")[0] for part in directories} == (set(names) if kind == "paths" else set())
 
 
-def test_hidden_partitions_are_in_the_files(lake: Lake, tmp_path: Path) -> None:
-    data = pa.table({"id": pa.array([1, 2, 3], pa.int64()), "at": pa.array([DAYS[0]] * 3), "name": ["ab", "ac", "zz"]})
-    table = lake.create("hidden", data.schema)
-    with table.update_spec() as spec:
-        spec.add_field("at", DayTransform(), "at_day")
-        spec.add_field("id", BucketTransform(4), "id_bucket")
-        spec.add_field("name", TruncateTransform(1), "name_trunc")
-    table.refresh()
-    commit(table, [data_file(table, data[0:2], [20758, 1, "a"]), data_file(table, data[2:3], [20758, 3, "z"])])
-    pqcache.sync(place(table), tmp_path / "cache")
-    assert rows_of(tmp_path / "cache") == rows_in(table)
-    assert not list((tmp_path / "cache" / "current").glob("*=*"))
-
-
 def test_a_value_too_long_for_a_path_is_in_the_file_alone(lake: Lake, tmp_path: Path) -> None:
     long, short = "x" * 300, "\u20ac" * 20
     data = pa.table({"name": [long], "id": pa.array([1], pa.int64())})
@@ -138,25 +124,36 @@ def test_a_value_too_long_for_a_path_is_in_the_file_alone(lake: Lake, tmp_path: 
 
 
 def test_specs_side_by_side(lake: Lake, tmp_path: Path) -> None:
+    """Values of columns are in paths, and those of hidden partitions are in the files."""
     table = lake.create("evolving", shop(0, 1).schema)
-    steps: list[Any] = [
+
+    def hide(spec: Any) -> None:
+        spec.add_field("id", BucketTransform(4), "bucket")
+        spec.add_field("day", MonthTransform(), "month")
+        spec.add_field("region", TruncateTransform(1), "first")
+
+    steps: list[Callable[[Any], object]] = [
         lambda spec: spec.add_identity("region"),
         lambda spec: spec.add_identity("day"),
         lambda spec: spec.remove_field("region"),
-        lambda spec: spec.add_field("id", BucketTransform(4), "bucket"),
+        hide,
     ]
     table.append(shop(0, 10))
-    for number, step in enumerate(steps, 1):
+    for number, change in enumerate(steps, 1):
         with table.update_spec() as spec:
-            step(spec)
+            change(spec)
         table.refresh()
-        if number < len(steps):
+        if change is not hide:
             table.append(shop(number * 10, 10))
-        else:
-            commit(table, [data_file(table, shop(number * 10, 1), [20759, 1])])
-        pqcache.sync(place(table), tmp_path / "cache")
-        assert rows_of(tmp_path / "cache") == rows_in(table)
-    for filters in ("day = DATE '2026-11-02'", "region = 'kr'", "region IS NULL AND day > DATE '2026-11-01'"):
+    pqcache.sync(place(table), tmp_path / "cache")
+    assert rows_of(tmp_path / "cache") == rows_in(table)
+    commit(table, [data_file(table, shop(40, 1), [20759, 1, 682, "k"])])
+    pqcache.sync(place(table), tmp_path / "cache")
+    assert rows_of(tmp_path / "cache") == rows_in(table)
+    parts = {part.partition("=")[0] for file in (tmp_path / "cache/current/").rglob("*.parquet") for part in file.parts}
+    assert {"region", "day"} <= parts
+    assert not {"bucket", "month", "first"} & parts
+    for filters in ("day = DATE '2026-11-02'", "region IS NULL AND day > DATE '2026-11-01'"):
         plain = filters.replace("DATE ", "")
         assert rows_of(tmp_path / "cache", filters=filters) == rows_in(table, row_filter=plain)
 
@@ -200,12 +197,6 @@ def test_columns_that_were_renamed_dropped_added_moved_and_widened(lake: Lake, t
     assert rows_of(tmp_path / "part", columns=["id", "tags", "paid", "note"]) == kept
     pqcache.sync(place(table), tmp_path / "large", row_group_size="64KB")
     assert rows_of(tmp_path / "large") == rows_in(table)
-    pqcache.repartition(place(table), tmp_path / "plain", row_group_size="64KB")
-    pqcache.sync(tmp_path / "plain", tmp_path / "of_plain")
-    assert len(rows_of(tmp_path / "of_plain", columns=["id"])) == len(rows_in(table))
-    shares = [rows_of(tmp_path / f"shard{i}") for i in range(2)
-              if pqcache.sync(place(table), tmp_path / f"shard{i}", shard=f"{i}/2").rows]  # fmt: skip
-    assert sorted(row for share in shares for row in share) == rows_in(table)
     first = table.metadata.snapshots[0].snapshot_id
     pqcache.sync(place(table), tmp_path / "cache", version=first, force=True)
     assert rows_of(tmp_path / "cache") == rows_in(table, first)
@@ -256,10 +247,8 @@ def test_position_deletes_are_applied_while_files_are_fetched(lake: Lake, tmp_pa
     assert rows_of(tmp_path / "cache") == rows_in(table)
     assert report.rows == 95 - 1 - 1 - 11
     pqcache.repartition("iceberg://lake/shop.deletes", tmp_path / "plain", row_group_size="64KB")
-    pqcache.repartition(place(table), tmp_path / "local", row_group_size="64KB")
-    for plain in ("plain", "local"):
-        pqcache.sync(tmp_path / plain, tmp_path / f"of_{plain}")
-        assert rows_of(tmp_path / f"of_{plain}") == rows_in(table)
+    pqcache.sync(tmp_path / "plain", tmp_path / "of_plain")
+    assert rows_of(tmp_path / "of_plain") == rows_in(table)
     pqcache.sync(place(table), tmp_path / "part", where="id >= 25 AND price < 40", columns=["id"])
     kept = rows_in(table, row_filter="id >= 25 AND price < 40", selected_fields=("id",))
     assert rows_of(tmp_path / "part") == kept
@@ -420,7 +409,7 @@ def step(table: Table, chance: random.Random, number: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seed", "commits"), [(1, 10), *(pytest.param(seed, 20, marks=pytest.mark.deep) for seed in range(1, 40))]
+    ("seed", "commits"), [(1, 8), *(pytest.param(seed, 20, marks=pytest.mark.deep) for seed in range(1, 16))]
 )
 def test_a_sync_after_each_of_many_commits_has_the_rows_of_that_snapshot(
     lake: Lake, tmp_path: Path, seed: int, commits: int
@@ -465,51 +454,42 @@ def test_the_command_line(lake: Lake, tmp_path: Path) -> None:
         assert "secret" not in done.stderr.replace("its secrets", "")
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda count, block, path: (-1, block), "this manifest is damaged: .* cannot have -1 entries"),
-        (lambda count, block, path: (10**9, block), "this manifest is damaged: .* cannot have 1,000,000,000 entries"),
-        (lambda count, block, path: (count, block.replace(as_avro(path), as_avro(path, 500 << 20))), "cannot read it"),
-        (
-            lambda count, block, path: (
-                count,
-                block.replace(path.encode(), path.replace("/data/", "/dat\0/").encode()),
-            ),
-            "no file can have that name",
-        ),
-    ],
-    ids=["negative", "many", "long", "null"],
-)
-def test_a_damaged_manifest_is_named(
-    change: Callable[[int, bytes, str], tuple[int, bytes]], said: str, lake: Lake, tmp_path: Path
-) -> None:
+def test_a_damaged_manifest_is_named(lake: Lake, tmp_path: Path) -> None:
     """In a process of its own, as pyiceberg's decoder crashed it."""
     table = lake.create("damaged", shop(0, 1).schema)
     table.append(shop(0, 10))
     [manifest] = table.refresh().metadata.current_snapshot().manifests(table.io)
     [entry] = manifest.fetch_manifest_entry(table.io)
-    change_blocks(local(manifest.manifest_path), lambda count, block: change(count, block, entry.data_file.file_path))
-    done = run_pqcache("sync", place(table), tmp_path / "cache")
-    assert done.returncode == 1
-    assert re.search(said, done.stderr)
-    assert len(done.stderr.splitlines()) == 1
+    name = entry.data_file.file_path
+    file, null = local(manifest.manifest_path), name.replace("/data/", "/dat\0/").encode()
+    good = file.read_bytes()
+    changes: list[tuple[Callable[[int, bytes], tuple[int, bytes]], str]] = [
+        (lambda _, block: (-1, block), "this manifest is damaged: .* cannot have -1 entries"),
+        (lambda _, block: (10**9, block), "this manifest is damaged: .* cannot have 1,000,000,000 entries"),
+        (lambda count, block: (count, block.replace(as_avro(name), as_avro(name, 500 << 20))), "cannot read it"),
+        (lambda count, block: (count, block.replace(name.encode(), null)), "no file can have that name"),
+    ]
+    for change, said in changes:
+        file.write_bytes(good)
+        change_blocks(file, change)
+        done = run_pqcache("sync", place(table), tmp_path / "cache")
+        assert done.returncode == 1
+        assert re.search(said, done.stderr)
+        assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"pos": [1.5]}, {"pos": ["1"]}, {"file_path": [1]}, {"file_path": pa.array([None], pa.string())}]
-)
-def test_a_delete_file_of_other_types_is_refused(wrong: dict[str, Any], lake: Lake, tmp_path: Path) -> None:
+def test_a_damaged_delete_file_is_refused(lake: Lake, tmp_path: Path) -> None:
     table = lake.create("deletes", shop(0, 1).schema)
     file = data_file(table, shop(0, 10))
     deletes = position_deletes(table, [(file.file_path, 1)])
     commit(table, [file])
     commit(table, [deletes])
-    pq.write_table(pa.table({"file_path": [file.file_path], "pos": [1], **wrong}), local(deletes.file_path))
-    with pytest.raises(ParquetError, match="this delete file cannot be read"):
-        pqcache.sync(place(table), tmp_path / "cache")
-    pq.write_table(pa.table({"file_path": [file.file_path], "pos": [1]}), local(deletes.file_path))
-    data = local(deletes.file_path).read_bytes()
-    local(deletes.file_path).write_bytes(data[:4] + b"\xff" * 16 + data[20:])
-    with pytest.raises(ParquetError, match="this delete file cannot be read"):
-        pqcache.sync(place(table), tmp_path / "cache")
+    path, right = local(deletes.file_path), {"file_path": [file.file_path], "pos": [1]}
+    data = path.read_bytes()
+    for wrong in ({"pos": [1.5]}, {"pos": ["1"]}, {"file_path": [1]}, {"file_path": pa.nulls(1, pa.string())}, None):
+        if wrong is None:
+            path.write_bytes(data[:4] + b"\xff" * 16 + data[20:])
+        else:
+            pq.write_table(pa.table({**right, **wrong}), path)
+        with pytest.raises(ParquetError, match="this delete file cannot be read"):
+            pqcache.sync(place(table), tmp_path / "cache")
