@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import stat
-import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,7 @@ from pqcache.store.background_run import FillRequest, RunFiles, ensure_filling, 
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.system.processes import ProcessIdentity
 from tests.datasets import write_shop
+from tests.waiting import wait_for
 
 BACKGROUND_RUN = background_run.MODULE
 
@@ -50,16 +49,14 @@ def fill(cache: CacheDirectory, source: Path, **options: str) -> None:
     ensure_filling(cache.path, request, lambda: is_filled_or_filling(cache))
 
 
-@pytest.mark.parametrize("module", ["tests.filling", BACKGROUND_RUN])
 def test_a_run_that_ends_well_leaves_nothing_beside_the_cache(
-    cache: CacheDirectory, source: Path, module: str, monkeypatch: pytest.MonkeyPatch
+    cache: CacheDirectory, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(background_run, "MODULE", module)
-    fill(cache, source)
-    wait_for(lambda: cache.current() is not None and background_run._started[-1].poll() is not None)
-    assert left_beside(cache) == []
-    fill(cache, source)
-    assert left_beside(cache) == []
+    monkeypatch.setattr(background_run, "MODULE", BACKGROUND_RUN)
+    for _ in range(2):
+        fill(cache, source)
+        wait_for(lambda: cache.current() is not None and background_run._started[-1].poll() is not None)
+        assert left_beside(cache) == []
 
 
 def test_one_that_fails_leaves_its_report_to_all_who_wait(cache: CacheDirectory, source: Path) -> None:
@@ -141,28 +138,8 @@ def test_a_number_that_another_process_has_now_is_not_the_one_that_is_meant() ->
     assert here.is_alive()
     if sys.platform == "linux":
         assert not ProcessIdentity(here.number, "1").is_alive()
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    known = ProcessIdentity(child.pid, start_of(child.pid))
-    assert known.is_alive()
-    child.communicate()
-    assert not known.is_alive()
-
-
-def start_of(process: int) -> str:
-    """Return when a process began."""
-    if sys.platform != "linux":
-        return ""
-    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
 
 
 def left_beside(cache: CacheDirectory) -> list[str]:
     """Return the temporary files of runs."""
     return [path.name for path in RunFiles(cache.path).lock.parent.iterdir()]
-
-
-def wait_for(is_so: Callable[[], bool]) -> None:
-    """Return when something is so; it has to be within some seconds."""
-    until = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < until
-        time.sleep(0.01)
