@@ -56,8 +56,9 @@ def real(name: str, row_group: int) -> int:
     return int(TABLE.select([name]).take(pa.array(range(row_group * ROWS, (row_group + 1) * ROWS))).nbytes)
 
 
-@pytest.mark.parametrize("how", ["sync", "fill", "repartition", "plain"])
-@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize(
+    ("how", "old"), [("sync", False), ("sync", True), ("fill", True), ("repartition", True), ("plain", False)]
+)
 def test_the_index_says_how_large_columns_are_decoded(tmp_path: Path, how: str, old: bool) -> None:
     path = lake(tmp_path / "lake", old)
     if how != "plain":

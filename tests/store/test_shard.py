@@ -229,9 +229,9 @@ def test_the_command_line_remembers_and_shows_it(tmp_path: Path) -> None:
 
 
 def write_uneven(root: Path) -> Path:
-    """Write eight partitions of one to three files with up to 1,600 rows."""
+    """Write eight partitions of one to three files with up to 320 rows."""
     for day in range(8):
-        write_day(root, f"2026-11-{day + 1:02d}", files=1 + day % 3, rows=100 << (day % 5), first=day * 100_000)
+        write_day(root, f"2026-11-{day + 1:02d}", files=1 + day % 3, rows=20 << (day % 5), first=day * 100_000)
     return root
 
 

@@ -30,6 +30,7 @@ from pqcache.store.snapshot import Snapshot, write_checksums
 from pqcache.store.verify import Checker
 from tests.damage import flip, truncate
 from tests.datasets import files_of, rows_of, write_shop
+from tests.examples import examples
 from tests.pages import real_pages
 
 
@@ -80,10 +81,9 @@ def checker(snapshot: Snapshot) -> Iterator[Checker]:
 
 @pytest.mark.usefixtures("started_anew")
 def test_all_is_well(cache: Path, snapshot: Snapshot) -> None:
-    for deep in (False, True):
-        report = pqcache.verify(cache, deep=deep, source=True)
-        assert (report.ok, report.damage, report.changed) == (True, (), ())
-        assert (report.files, report.rows, report.snapshot) == (4, 400, snapshot.id)
+    report = pqcache.verify(cache, deep=True, source=True)
+    assert (report.ok, report.damage, report.changed) == (True, (), ())
+    assert (report.files, report.rows, report.snapshot) == (4, 400, snapshot.id)
 
 
 def test_a_rewritten_cache_with_every_kind_of_column_is_well(tmp_path: Path) -> None:
@@ -155,7 +155,9 @@ def check_metadata(snapshot: Snapshot) -> None:
 
 
 @pytest.mark.parametrize("name", [FILES, ROW_GROUPS, SUMMARY, CHECKSUMS])
-def test_a_flipped_bit_in_manifest_or_index_is_found(name: str, cache: Path, snapshot: Snapshot) -> None:
+def test_a_flipped_bit_in_manifest_or_index_is_found_and_repaired(
+    name: str, cache: Path, shop: Path, snapshot: Snapshot
+) -> None:
     path = snapshot.path / name
     for offset in range(0, path.stat().st_size - 1, max(1, path.stat().st_size // 200)):
         flip(path, offset, offset % 8)
@@ -163,28 +165,38 @@ def test_a_flipped_bit_in_manifest_or_index_is_found(name: str, cache: Path, sna
             check_metadata(snapshot)
         flip(path, offset, offset % 8)
     flip(path, 0 if name == CHECKSUMS else path.stat().st_size // 2)
-    report = pqcache.verify(cache)
+    report = pqcache.verify(cache, repair=True)
     assert [item.path for item in report.damage] == [name]
+    assert report.ok
+    repaired = pqcache.Cache(cache).snapshot()
+    assert repaired.id == report.repaired != snapshot.id
+    if name in (ROW_GROUPS, CHECKSUMS):
+        (repaired.path / name).unlink()
+        report = pqcache.verify(cache, repair=True)
+        assert [(item.path, item.message) for item in report.damage] == [(name, "is missing")]
+        assert report.ok
+    assert pqcache.verify(cache, deep=True).damage == ()
+    assert rows_of(cache / "current") == rows_of(shop)
 
 
-@pytest.mark.parametrize("deep", [False, True])
-def test_truncated_missing_and_replaced_files_are_named(deep: bool, cache: Path, snapshot: Snapshot) -> None:
-    first, second, third, fourth = (entry.path for entry in snapshot.manifest().files)
+def test_truncated_missing_and_replaced_files_are_named(cache: Path, snapshot: Snapshot) -> None:
+    first, second, third, _ = (entry.path for entry in snapshot.manifest().files)
     truncate(snapshot.path / first, 1000)
     (snapshot.path / second).unlink()
-    data = (snapshot.path / third).read_bytes()
-    (snapshot.path / third).unlink()
-    (snapshot.path / "elsewhere").write_bytes(data)
+    (snapshot.path / third).rename(snapshot.path / "elsewhere")
     (snapshot.path / third).symlink_to(snapshot.path / "elsewhere")
-    found = {}
-    report = pqcache.verify(cache, deep=deep, on_event=lambda e: isinstance(e, Damaged) and found.update({e.path: e}))
-    messages = {item.path: item.message for item in report.damage}
-    assert messages.keys() == found.keys() == {first, second, third}
-    assert messages[first].startswith("has 1,000 bytes instead of")
-    assert messages[second] == "is missing"
-    assert messages[third] == "is a symbolic link"
-    truncate(snapshot.path / fourth, 0)
-    assert len(pqcache.verify(cache, deep=deep).damage) == 4
+    for deep in (False, True):
+        found: dict[str, str] = {}
+        report = pqcache.verify(
+            cache, deep=deep, on_event=lambda e, to=found: isinstance(e, Damaged) and to.update({e.path: e.message})
+        )
+        assert found == {item.path: item.message for item in report.damage}
+        assert found.keys() == {first, second, third}
+        assert found[first].startswith("has 1,000 bytes instead of")
+        assert (found[second], found[third]) == ("is missing", "is a symbolic link")
+    (snapshot.path / FILES).unlink()
+    with pytest.raises(pqcache.DamagedError, match="not a snapshot"):
+        pqcache.verify(cache)
 
 
 def test_an_index_that_disagrees_is_found(cache: Path, snapshot: Snapshot) -> None:
@@ -240,9 +252,9 @@ def test_arbitrary_bytes_never_crash(seed: int, snapshot: Snapshot) -> None:
     length = int.from_bytes(data[-8:-4], "little")
     pages = [page for group in real_pages(file) for chunk in group for page in chunk]
     file.chmod(0o644)
-    damaged = 0
+    damaged, tried = 0, examples(150)
     with closing(Checker(snapshot.path, "index")) as checker:
-        for _ in range(150):
+        for _ in range(tried):
             broken = bytearray(data)
             at, size, _ = rng.choice(pages)
             places = (range(len(data) - 8 - length, len(data)), range(at, at + 40), range(at, at + size))
@@ -255,7 +267,7 @@ def test_arbitrary_bytes_never_crash(seed: int, snapshot: Snapshot) -> None:
             damaged += bool(ask(checker, path, snapshot, checksum=""))
         file.write_bytes(data)
         assert ask(checker, path, snapshot) == [], "the process goes on, or a new one does"
-    assert damaged > 75
+    assert damaged > tried / 2
 
 
 def test_a_page_that_claims_to_be_huge_is_damage(snapshot: Snapshot, checker: Checker) -> None:
@@ -339,12 +351,8 @@ def test_repair_fetches_just_the_damaged_files(cache: Path, shop: Path, snapshot
 
 @pytest.mark.parametrize(
     "how",
-    [
-        {"row_group_size": 20_000},
-        {"columns": ["id", "image"], "where": "id >= 50"},
-        {"columns": ["id", "title"], "row_group_size": 5_000},
-    ],
-    ids=["rewritten", "subset", "both"],
+    [{"columns": ["id", "image"], "where": "id >= 50"}, {"columns": ["id", "title"], "row_group_size": 5_000}],
+    ids=["subset", "rewritten"],
 )
 def test_repair_makes_files_again(how: dict[str, Any], cache: Path, shop: Path) -> None:
     pqcache.sync(cache, **how)
@@ -355,45 +363,6 @@ def test_repair_makes_files_again(how: dict[str, Any], cache: Path, shop: Path) 
     assert report.ok
     assert rows_of(cache / "current") == before
     assert pqcache.verify(cache, deep=True).damage == ()
-
-
-def test_a_repair_says_what_it_repaired(
-    cache: Path, shop: Path, snapshot: Snapshot, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (flipped,) = damage_files(snapshot, 1)
-    missing = snapshot.manifest().files[2].path
-    (snapshot.path / missing).unlink()
-    flip(snapshot.path / ROW_GROUPS, -40)
-    assert cli.run(["verify", str(cache), "--deep", "--repair"]) == 0
-    shown = capfd.readouterr().out.splitlines()
-    repaired = [f"repaired: {path}, fetched again" for path in sorted([flipped, missing])]
-    assert [line.split(" cache: ")[-1] for line in shown if " cache: repaired: " in line] == [
-        f"repaired: {ROW_GROUPS}, built again",
-        *repaired,
-    ]
-    assert "; 3 damaged files repaired, " in shown[-1]
-    assert cli.run(["log", str(cache)]) == 0
-    assert "  repaired  " in capfd.readouterr().out
-
-
-@pytest.mark.parametrize("name", [FILES, ROW_GROUPS, SUMMARY, CHECKSUMS])
-def test_repair_of_manifest_and_index(name: str, cache: Path, shop: Path, snapshot: Snapshot) -> None:
-    flip(snapshot.path / name, -40)
-    report = pqcache.verify(cache, repair=True)
-    assert report.damage
-    assert report.ok
-    assert report.repaired != snapshot.id
-    assert pqcache.verify(cache, deep=True).damage == ()
-    assert rows_of(cache / "current") == rows_of(shop)
-
-
-@pytest.mark.parametrize("name", [ROW_GROUPS, CHECKSUMS])
-def test_repair_of_metadata_that_is_gone(name: str, cache: Path, snapshot: Snapshot) -> None:
-    (snapshot.path / name).unlink()
-    report = pqcache.verify(cache, repair=True)
-    assert [(item.path, item.message) for item in report.damage] == [(name, "is missing")]
-    assert report.ok
-    assert pqcache.verify(cache).damage == ()
 
 
 def test_damage_that_the_source_has_is_left(
@@ -484,36 +453,37 @@ def test_the_command(cache: Path, shop: Path, snapshot: Snapshot, capfd: pytest.
     assert f"{flipped}: is damaged in the cache and has changed at its source" in capfd.readouterr().err
     assert pqcache.Cache(cache).snapshot() == snapshot
     assert cli.run(["sync", str(cache)]) == 0
-    flipped = damage_files(pqcache.Cache(cache).snapshot(), 1)[0]
+    current = pqcache.Cache(cache).snapshot()
+    flipped = damage_files(current, 1)[0]
+    flip(current.path / ROW_GROUPS, -40)
+    capfd.readouterr()
     assert cli.run(["verify", str(cache), "--deep", "--repair"]) == 0
+    repaired = [line.partition(" cache: ")[2] for line in capfd.readouterr().out.splitlines() if ": repaired" in line]
+    assert repaired == [f"repaired: {ROW_GROUPS}, built again", f"repaired: {flipped}, fetched again"]
     assert cli.run(["verify", str(cache), "--deep", "--source"]) == 0
+    assert cli.run(["log", str(cache)]) == 0
+    assert "  repaired  " in capfd.readouterr().out
     assert cli.run(["verify", str(cache.parent / "nowhere")]) == 1
-
-
-def test_a_manifest_that_is_gone(cache: Path, snapshot: Snapshot) -> None:
-    (snapshot.path / FILES).unlink()
-    with pytest.raises(pqcache.DamagedError, match="not a snapshot"):
-        pqcache.verify(cache)
 
 
 def test_files_looked_at_together_are_found_one_by_one(cache: Path, snapshot: Snapshot, tmp_path: Path) -> None:
     """A quick verify asks for several files at once, and for each of them where not all are well."""
-    pqcache.sync(str(write_shop(tmp_path / "much", days=5, files=4, rows=10)), tmp_path / "many")
+    pqcache.sync(write_shop(tmp_path / "much", days=3, files=4, rows=10), tmp_path / "many")
     many = pqcache.Cache(tmp_path / "many").snapshot()
     paths = files_of(many.path)
     other = (many.path / paths[8]).read_bytes()
-    for number in (3, 9, 14):
+    for number in (3, 9, 11):
         (many.path / paths[number]).chmod(0o644)
     flip(many.path / paths[3], -20)  # in the footer
     (many.path / paths[9]).write_bytes(other)  # a whole file, but another one
-    truncate(many.path / paths[14], 100)
+    truncate(many.path / paths[11], 100)
     found = []
-    for together in (10**9, 1, 7):
+    for together in (10**9, 1, 5):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("pqcache.store.verify._FOOTERS_AT_ONCE", together)
             found.append(pqcache.verify(tmp_path / "many").damage)
     assert found[0] == found[1] == found[2]
-    assert {item.path for item in found[0]} == {paths[3], paths[9], paths[14]}
+    assert {item.path for item in found[0]} == {paths[3], paths[9], paths[11]}
 
 
 @pytest.mark.deep  # 2.4 GB are decoded, a little at a time
