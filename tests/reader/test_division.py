@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -73,23 +72,6 @@ def test_a_worker_reads_few_lanes_each_in_order(total: int, lanes: int, ranks: i
             left = max(0, total - start)
             most = -(-left // lanes) + 1  # batches of a lane
             assert len(of_lanes) <= len(mine) // max(1, most - 2) + 2
-
-
-def test_complete_lanes_need_no_division() -> None:
-    assert next_divisions((), 12, Division(0, 3, 4)) == ()
-    assert next_divisions((), 12, Division(0, 5, 1)) == (Division(0, 5, 1),)
-    some = (Division(0, 5, 2),)
-    assert next_divisions(some, 12, Division(20, 5, 2)) == some
-    assert next_divisions(some, 12, Division(20, 3, 1)) == (*some, Division(20, 3, 1))
-    assert batches_at(10, 4, ()).tolist() == list(range(10))
-
-
-def test_lanes_alternate_within_a_worker() -> None:
-    found = batches_at(24, 12, (Division(0, 5, 1),))
-    lanes = [batch % 12 for batch in found[0::5].tolist()]
-    assert sorted(lanes) == [0, 0, 1, 1, 2]
-    assert all(one != other for one, other in pairwise(lanes))
-    assert 14 in found[1::5]  # the second worker goes on in the middle of lane 2
 
 
 def test_no_more_divisions_than_a_state_can_have() -> None:

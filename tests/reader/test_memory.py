@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,13 +16,11 @@ from hypothesis import strategies as st
 from pqcache.errors import UsageError
 from pqcache.parquet.decoded_size import StoredRowGroup, count_decoded, decoded_size
 from pqcache.reader.epoch import read_record_batches
-from pqcache.reader.load import RowGroups
-from pqcache.reader.memory import Budget, RowGroupSizes, Window, fit, has_pages, largest_window, warn_of_window
+from pqcache.reader.memory import Budget, RowGroupSizes, Window, fit, largest_window
 from pqcache.reader.options import BatchOptions
-from pqcache.reader.order import Order
 from tests.examples import examples
 from tests.old_writers import without_sizes
-from tests.reader.reading import groups_of, read, write
+from tests.reader.reading import groups_of, write
 
 
 def sizes_of(*sizes: int) -> RowGroupSizes:
@@ -37,68 +34,28 @@ def budget_of(
     return Budget.within(memory, sizes, 16, lanes=lanes, all_lanes=all_lanes, threads=threads, shuffle=shuffle)
 
 
-def fit_of(groups: RowGroups, memory: int) -> Window:
-    return fit(groups.sizes, memory, 1, True, "shop", has_pages(groups.plan), 1)
-
-
 def test_the_window_follows_memory() -> None:
     sizes = sizes_of(*[10 << 20] * 100)
-    windows = [largest_window(sizes, memory << 20, 1) for memory in (56, 64, 100, 1000, 100_000)]
-    assert windows == sorted(windows)
-    assert windows[0] == 1
-    assert windows[-2:] == [16, 32]
+    assert [largest_window(sizes, memory << 20, 1) for memory in (20, 56, 1000, 100_000)] == [0, 1, 16, 32]
     assert largest_window(replace(sizes, complete=False), 100_000 << 20, 1) == 16, "there may be more"
     assert largest_window(sizes_of(*[10 << 20] * 30), 2 << 30, 1) == 30
     assert largest_window(sizes_of(*[10 << 20] * 30), 2 << 30, 2) == 16
     assert largest_window(sizes_of(*[10 << 20] * 30), 2 << 30, 1, all_lanes=2) == 16, "as on one rank"
-    assert largest_window(sizes_of(*[10 << 20] * 80), 2 << 30, 1, 2) == largest_window(
-        sizes_of(*[10 << 20] * 80), 2 << 30, 2
-    )
     assert largest_window(sizes, 400 << 20, 4) == largest_window(sizes, 100 << 20, 1)
-    assert largest_window(sizes, 20 << 20, 1) == 0
     assert largest_window(sizes_of(), 1, 1) == 1
 
 
 PAGES = {"max_rows_per_page": 500, "write_page_index": True}
 
 
-def test_row_groups_too_large_for_memory_are_read_in_pieces(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    table = pa.table({"id": range(20_000), "s": [f"{i}" * 10 for i in range(20_000)]})
-    write(tmp_path, {"a.parquet": table.slice(0, 9_000), "b.parquet": table.slice(9_000)}, 9_000, **PAGES)
-    groups = groups_of(tmp_path)
-    memory = int(groups.sizes.selected.max()) * 3
-    with caplog.at_level(logging.DEBUG, "pqcache.reader"):
-        window = fit_of(groups, memory)
-    assert window == Window(4, piece_rows=2_250)
-    assert "shop: row groups are read in 4 pieces: a row group takes" in caplog.text
-    assert fit_of(groups, memory * 100) == Window(16)
-    with pytest.raises(UsageError, match=r"shop: a row group takes .* too much .*give memory="):
-        fit_of(groups, memory // 1000)
-    pieces = groups.with_plan(groups.plan.split(window.piece_rows))
-    assert pieces.plan.counts.tolist() == [*[2_250] * 8, 2_000]
-    assert largest_window(pieces.sizes, memory, 1) >= 1
-    starts = np.concatenate([[0], np.cumsum(pieces.plan.counts)])
-    for lanes in (1, 4):
-        order = Order(counts=pieces.plan.counts, batch_size=700, lanes=lanes, window=window.row_groups)
-        seen = []
-        for index, batch in read(pieces, order):
-            row_groups, rows = order.batch(index)
-            assert batch["id"].to_pylist() == (starts[row_groups] + rows).tolist()
-            assert batch["s"][0].as_py() == f"{batch['id'][0]}" * 10
-            seen += batch["id"].to_pylist()
-        assert sorted(seen) == list(range(20_000))
-
-
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_row_groups_without_known_pages_are_read_one_at_a_time(tmp_path: Path, shuffle: bool) -> None:
+def test_row_groups_without_known_pages_are_read_one_at_a_time(tmp_path: Path) -> None:
     table = pa.table({"id": range(20_000), "s": [f"{i}" * 10 for i in range(20_000)]})
     write(tmp_path, {"a.parquet": table}, 5_000)
     largest = groups_of(tmp_path).sizes.largest
-    how = BatchOptions(batch_size=700, shuffle=shuffle, memory=2 * largest)
+    how = BatchOptions(batch_size=700, memory=2 * largest)
     with pytest.warns(UserWarning, match=r"too much for memory=.*: one is read at a time.*; run 'pqcache repartition'"):
         batches = list(read_record_batches(tmp_path, how))
-    found = pa.Table.from_batches(batches)
-    assert (found if not shuffle else found.sort_by("id")).equals(table)
+    assert pa.Table.from_batches(batches).sort_by("id").equals(table)
     with pytest.raises(UsageError, match=r"a row group takes .* too much .*pqcache repartition"):
         read_record_batches(tmp_path, replace(how, memory=2 * largest - 1))
 
@@ -219,10 +176,3 @@ def test_the_advice_of_a_refusal_is_enough() -> None:
     with pytest.raises(UsageError, match=r"a\.parquet: row group 3 takes 5 MB .*memory='80\.8 MB'"):
         budget.check(5 << 20, "a.parquet", 3)
     budget_of(81 << 20, sizes, lanes=2, all_lanes=2).check(5 << 20, "a.parquet", 3)
-
-
-def test_a_window_that_is_set_warns_where_it_takes_more_than_memory() -> None:
-    sizes = sizes_of(*[10 << 20] * 100)
-    warn_of_window(sizes, 16, 130 << 20, 1, "shop")
-    with pytest.warns(UserWarning, match=r"shop: window=16 takes about 260 MB, more than memory=130 MB: leave window"):
-        warn_of_window(sizes, 16, 130 << 20, 2, "shop")

@@ -39,7 +39,6 @@ def says(rows: int, table: pa.Table, path: Path, **options: Any) -> Path:
 
 
 @pytest.mark.parametrize("column", sorted(COLUMNS))
-@pytest.mark.parametrize("rows", [50, 99, 101, 200])
 @pytest.mark.parametrize(
     "options",
     [
@@ -50,9 +49,8 @@ def says(rows: int, table: pa.Table, path: Path, **options: Any) -> Path:
     ],
     ids=str,
 )
-def test_pages_with_other_counts_are_refused_by_name(
-    column: str, rows: int, options: dict[str, Any], tmp_path: Path
-) -> None:
-    says(rows, pa.table({column: COLUMNS[column]}), tmp_path / "a.parquet", **options)
-    with pytest.raises(ParquetError, match=r"a\.parquet: "):
-        list(ParquetDataset(tmp_path, batch_size=10, shuffle=False))
+def test_pages_with_other_counts_are_refused_by_name(column: str, options: dict[str, Any], tmp_path: Path) -> None:
+    for rows in (50, 99, 101):
+        says(rows, pa.table({column: COLUMNS[column]}), tmp_path / "a.parquet", **options)
+        with pytest.raises(ParquetError, match=r"a\.parquet: "):
+            list(ParquetDataset(tmp_path, batch_size=10, shuffle=False))

@@ -18,6 +18,7 @@ from pqcache.errors import UsageError
 from pqcache.reader.processes import count_and_number
 
 ROWS = 500
+STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "4"}  # of a job of four tasks
 
 
 @pytest.fixture(scope="module")
@@ -144,13 +145,7 @@ def test_neither_is_imported(caches: list[Path]) -> None:
         {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"},
         {"PMI_RANK": "1", "PMI_SIZE": "2"},
         {"SLURM_PROCID": "1", "SLURM_NTASKS": "2"},
-        {
-            "SLURM_JOB_ID": "7",
-            "SLURM_STEP_ID": "0",
-            "SLURM_PROCID": "1",
-            "SLURM_NTASKS": "4",
-            "SLURM_STEP_NUM_TASKS": "2",
-        },
+        {**STEP, "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"},
     ],
 )
 def test_a_process_of_a_launcher_says_which_one_it_is(
@@ -174,13 +169,7 @@ def test_a_process_of_a_launcher_says_which_one_it_is(
     [
         {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"},  # a batch script, which runs once
         {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"},
-        {
-            "SLURM_JOB_ID": "7",
-            "SLURM_STEP_ID": "0",
-            "SLURM_PROCID": "0",
-            "SLURM_NTASKS": "4",
-            "SLURM_STEP_NUM_TASKS": "1",
-        },
+        {**STEP, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"},
         {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"},
         {"WORLD_SIZE": "2"},
     ],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -29,19 +28,6 @@ def in_child(work: Callable[[], object]) -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_threads_add_up(meter: Meter) -> None:
-    def add() -> None:
-        for _ in range(5000):
-            meter.add(BATCHES, 1)
-
-    threads = [threading.Thread(target=add) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert meter.counts().total["batches"] == 20_000
-
-
 def test_more_children_than_there_are_rows(meter: Meter) -> None:
     """The rows of those that have ended are used again, and keep what they counted."""
     meter.add(BATCHES, 1)
@@ -49,15 +35,6 @@ def test_more_children_than_there_are_rows(meter: Meter) -> None:
     for _ in range(8):
         in_child(lambda: meter.add(BATCHES, 1))
     assert meter.counts().total["batches"] == 9
-
-
-def test_a_row_that_another_process_has_taken_is_left(meter: Meter) -> None:
-    meter.add(BATCHES, 1)
-    cells = meter._memory.numbers
-    cells[cells[:, 0] == os.getpid(), 0] = os.getppid()  # as one that took it at the same time
-    meter.add(BATCHES, 1)
-    assert sorted(set(cells[1:, 0].tolist())) == sorted({0, os.getpid(), os.getppid()})
-    assert meter.counts().total["batches"] == 2
 
 
 def test_an_epoch_is_what_its_pass_has_counted(meter: Meter) -> None:

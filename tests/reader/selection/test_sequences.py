@@ -79,7 +79,7 @@ ROWS = st.lists(
 )
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(90), deadline=None)
 @given(
     rows=ROWS,
     ordered=st.booleans(),
@@ -146,21 +146,11 @@ def drive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 COLUMNS: dict[str, tuple[pa.DataType, Any]] = {
     "small": (pa.int8(), lambda i: i % 100),
-    "half": (pa.float16(), lambda i: np.float16(i % 100)),
-    "flag": (pa.bool_(), lambda i: i % 3 == 0),
-    "price": (pa.decimal128(9, 2), lambda i: i),
-    "big": (pa.decimal128(30, 0), lambda i: i),
     "text": (pa.string(), lambda i: "" if i % 7 == 0 else f"frame {i} " * (i % 4)),
-    "image": (pa.binary(), lambda i: bytes([i % 256]) * (i % 40)),
-    "uuid": (pa.binary(5), lambda i: bytes([i % 256]) * 5),
-    "vector": (pa.list_(pa.float32()), lambda i: [i, i + 0.5, -i]),
     "tokens": (pa.list_(pa.int32()), lambda i: list(range(i % 5))),
-    "pair": (pa.list_(pa.int16(), 2), lambda i: [i, i + 1]),
-    "words": (pa.list_(pa.string()), lambda i: [f"w{i}"] * (i % 3)),
     "box": (pa.struct([("x", pa.int32()), ("name", pa.string())]), lambda i: {"x": i, "name": f"n{i}"}),
     "maybe": (pa.int32(), lambda i: None if i % 5 == 0 else i),
     "note": (pa.string(), lambda i: None if i % 4 == 0 else f"note {i}"),
-    "point": (pa.list_(pa.float32(), 2), lambda i: None if i % 6 == 0 else [i, -i]),
 }
 SPEC = Sequence(4, "ts", max_gap=dt.timedelta(milliseconds=5), group_by="log", stride=2)
 
@@ -214,26 +204,12 @@ def test_little_memory_reads_one_row_group_at_a_time(tmp_path: Path) -> None:
         next(iter(ParquetDataset(tmp_path, memory=10_000, sequence=spec)))
 
 
-def test_sizes_count_every_step(drive: Path) -> None:
-    data, _ = open_local_dataset(drive)
-    for columns, width in ((["id"], 8), (["id", "small"], 9)):
-        spec = Sequence(4, "ts", columns_at={"small": [0]}) if "small" in columns else SPEC
-        plan = make_read_plan(data, columns, RowOptions(sequence=spec))
-        step = 4 * 8 + (1 if "small" in columns else 0)
-        sizes = sizes_of(plan)
-        assert (sizes.selected == plan.counts * step).all(), width
-        assert (sizes.decoded > sizes.selected).all()
-
-
 ORDERS: list[tuple[pa.DataType, Any, Any]] = [
     (pa.timestamp("s"), 2, dt.timedelta(seconds=2.9)),
     (pa.timestamp("ms", "UTC"), 2, dt.timedelta(milliseconds=2)),
-    (pa.timestamp("us"), 2, dt.timedelta(microseconds=2)),
     (pa.timestamp("ns"), 2000, dt.timedelta(microseconds=2)),
     (pa.duration("ms"), 2, dt.timedelta(milliseconds=2)),
-    (pa.time32("s"), 2, dt.timedelta(seconds=2)),
     (pa.time64("us"), 2, dt.timedelta(microseconds=2)),
-    (pa.date32(), 2, dt.timedelta(days=2)),
     (pa.date64(), 2 * 86_400_000, dt.timedelta(days=2)),
 ]
 
@@ -281,14 +257,6 @@ def test_files_that_drifted(tmp_path: Path) -> None:
         [1, 0],
         [3, 4],
     ]
-
-
-def test_nulls_inside_lists_are_refused_by_name_or_filled(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"ts": [1, 2, 3], "v": [[1], [None], [2, 3]]}), tmp_path / "a.parquet")
-    with pytest.raises(ParquetError, match=r"column 'v\.element': it holds nulls"):
-        list(ParquetDataset(tmp_path, sequence=Sequence(2, "ts")))
-    (batch,) = ParquetDataset(tmp_path, sequence=Sequence(2, "ts"), nulls={"v.element": 9}, shuffle=False)
-    assert batch["v"].to_list() == [[[1], [9]], [[9], [2, 3]]]
 
 
 def test_a_column_without_an_order_is_named(tmp_path: Path) -> None:
