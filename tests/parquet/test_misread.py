@@ -108,12 +108,6 @@ def test_inside_lists_structs_and_maps(path: Path) -> None:
     check(path)
 
 
-def test_columns_that_pyarrow_writes_as_null_are_empty(path: Path) -> None:
-    nulls = {"n": pa.nulls(3), "l": pa.array([[None], [], None]), "s": pa.array([{"n": None}] * 3)}
-    pq.write_table(pa.table({**nulls, "m": pa.array([[("a", None)], [], None], pa.map_(pa.string(), pa.null()))}), path)
-    check(path)
-
-
 def test_int96_that_nanoseconds_cannot_hold_is_refused(path: Path, tmp_path: Path) -> None:
     write_int96(path, FAR)
     for found in read_in_all_ways(path, ["t"]):

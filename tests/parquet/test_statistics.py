@@ -93,13 +93,6 @@ def test_orders_are_read_leaf_by_leaf() -> None:
     assert type_ordered(footer_in(old_file(None, None, {}), "x", size=None)[0]) == [False] * 7
 
 
-@pytest.mark.parametrize("leaves", [0, 14, 15])
-def test_written_files_are_ordered(leaves: int) -> None:
-    sink = io.BytesIO()
-    pq.write_table(pa.table({f"c{n}": ["x"] for n in range(leaves)}), sink)
-    assert type_ordered(pq.ParquetFile(sink).metadata) == [True] * leaves
-
-
 def test_those_of_today_are_used() -> None:
     sink = io.BytesIO()
     pq.write_table(TABLE, sink)
@@ -166,12 +159,11 @@ def write_uncounted(path: Path, created_by: str, **more: pa.Array) -> None:
         ("parquet-mr version 1.10.1", True),
     ],
 )
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_nulls_that_no_footer_counts_are_masked(tmp_path: Path, created_by: str, known: bool, shuffle: bool) -> None:
+def test_nulls_that_no_footer_counts_are_masked(tmp_path: Path, created_by: str, known: bool) -> None:
     """With a writer that is known for it every batch has a mask; else those that hold nulls."""
     write_uncounted(tmp_path / "a.parquet", created_by)
     found = {}
-    for batch in ParquetDataset(tmp_path, batch_size=2, shuffle=shuffle, nulls="mask"):
+    for batch in ParquetDataset(tmp_path, batch_size=2, nulls="mask"):
         values = batch["c"].to_list()
         mask = batch["c_mask"].tolist() if "c_mask" in batch else [True, True]
         assert "c_mask" in batch or known
