@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
-import pickle
 import random
 import shlex
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import islice
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from torch.utils.data import DataLoader
 import pqcache
 from pqcache.errors import CacheError, PqcacheError, UsageError
 from pqcache.system.processes import is_running
-from pqcache.torch import Batch, ParquetDataset
+from pqcache.torch import Batch, Loader, ParquetDataset
 from tests.datasets import write_shop
 from tests.forked_commands import run_pqcache
 from tests.waiting import becomes_true
@@ -66,60 +65,23 @@ def loader(ds: ParquetDataset, workers: int, **how: Any) -> DataLoader[Any]:
     return DataLoader(ds, batch_size=None, num_workers=workers, **how)
 
 
-def fails(ds: ParquetDataset, workers: int, message: str) -> None:
-    """Check that an epoch raises; and end the workers, which torch takes five seconds each for if left to GC."""
-    batches = iter(loader(ds, workers))
-    with pytest.raises(PqcacheError, match=message):
-        list(batches)
-    if workers:
-        batches._shutdown_workers()  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("context", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.deep)])
-def test_persistent_workers_resume_and_see_the_epoch(shop: Path, context: str) -> None:
-    """However they are started: with spawn and forkserver the dataset is pickled."""
+@pytest.mark.filterwarnings("ignore:this epoch has the same order as the one before")
+def test_persistent_workers_resume_and_see_the_epoch(shop: Path) -> None:
+    """They are not forked: the dataset is pickled."""
     ds = ParquetDataset(shop, batch_size=100, columns=["id"], lanes=2)
     batches = {}
     for epoch in (0, 1, 2):
         ds.set_epoch(epoch)
         batches[epoch] = list(ds)
     ds.load_state_dict(ds.state_dict(after=batches[1][6]))
-    persistent = loader(ds, 2, persistent_workers=True, multiprocessing_context=context)
+    persistent = loader(ds, 2, persistent_workers=True, multiprocessing_context="forkserver")
+    assert ds.epoch == 1
+    ds.set_epoch(1)  # as `for epoch in range(ds.epoch, epochs)` does
     assert ids_of(persistent) == ids_of(batches[1][7:])
+    assert ids_of(persistent) == ids_of(batches[1]), "the same epoch once more is complete"
     for epoch in (0, 2):
         ds.set_epoch(epoch)
         assert ids_of(persistent) == ids_of(batches[epoch])
-
-
-@pytest.mark.filterwarnings("ignore:this epoch has the same order as the one before")
-def test_a_resumed_epoch_is_followed_by_complete_ones(shop: Path) -> None:
-    ds = ParquetDataset(shop, columns=["id"], batch_size=90, lanes=2)
-    ds.set_epoch(1)
-    batches = list(ds)
-    state = ds.state_dict(after=batches[4])
-    for workers, persistent in ((0, False), (2, False), (2, True)):
-        ds = ParquetDataset(shop, columns=["id"], batch_size=90)
-        ds.load_state_dict(state)
-        epochs = loader(ds, workers, persistent_workers=persistent)
-        assert ds.epoch == 1
-        ds.set_epoch(1)  # as `for epoch in range(ds.epoch, epochs)` does
-        assert ids_of(epochs) == ids_of(batches[5:])
-        assert ids_of(epochs) == ids_of(batches), "the same epoch once more is complete"
-        ds.set_epoch(2)
-        assert len(flat(ids_of(epochs))) == ROWS
-
-
-def test_state_without_workers_needs_no_argument(shop: Path) -> None:
-    ds = ParquetDataset(shop, columns=["id"], batch_size=90)
-    batches = iter(ds)
-    assert ds.state_dict()["batch"] == 0
-    next(batches)
-    second = next(batches)
-    assert ds.state_dict() == ds.state_dict(after=second)
-    assert len(json.dumps(ds.state_dict())) < 1000
-    rest = list(batches)
-    done = ds.state_dict()
-    assert done == ds.state_dict(after=rest[-1])
 
 
 def test_a_state_from_an_epochs_end_is_the_next_ones_start(shop: Path) -> None:
@@ -173,66 +135,33 @@ def test_states_that_do_not_fit_say_why(shop: Path, tmp_path: Path) -> None:
             ds.load_state_dict(wrong)
     with pytest.raises(UsageError, match="format 1, in whose order a batch has other rows"):
         ds.load_state_dict({**state, "format": 1})
-    ds.load_state_dict(state)
-    assert len(list(loader(ds, 3))) == len(ds)  # lanes that do not divide are divided: test_any_world.py
     pq.write_table(pa.table({"id": [1]}), tmp_path / "a.parquet")
     with pytest.raises(UsageError, match="its files have changed"):
         ParquetDataset(tmp_path, batch_size=90).load_state_dict(state)
 
 
-@pytest.mark.filterwarnings("ignore:this epoch has the same order as the one before", "ignore:'set_vital'")
-def test_stateful_dataloader(shop: Path) -> None:
-    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
-
-    def make(workers: int) -> Any:
-        ds = ParquetDataset(shop, columns=["id"], batch_size=90, lanes=4)
-        return stateful(ds, batch_size=None, num_workers=workers)
-
-    for workers in (0, 2):
-        complete = ids_of(make(workers))
-        for stop in (0, 1, 4, 7, 20) if workers == 0 else (1, 6):
-            first = make(workers)
-            if stop:
-                for _ in zip(range(stop), first, strict=False):
-                    pass
-            state = first.state_dict()
-            second = make(workers)
-            second.load_state_dict(state)
-            assert ids_of(second) == complete[stop:], (workers, stop)
-            assert sorted(flat(ids_of(second))) == list(range(ROWS)), "and then a complete epoch"
-
-
-def test_a_pickled_dataset_reads_the_same(shop: Path) -> None:
-    ds = ParquetDataset(shop, columns=["id"], batch_size=90, lanes=2)
-    assert ids_of(pickle.loads(pickle.dumps(ds))) == ids_of(ds)
-
-
 def test_rows_one_by_one(shop: Path) -> None:
-    for workers in (0, 2):
-        ds = ParquetDataset(shop, columns=["id", "title", "vector"], batch_size=None)
-        assert len(ds) == ROWS
-        batches = list(DataLoader(ds, batch_size=64, num_workers=workers))
-        assert sorted(flat(ids_of(batches))) == list(range(ROWS))
-        assert all(t == f"item {i}" for b in batches for t, i in zip(b["title"], b["id"].tolist(), strict=True))
-        assert batches[0]["vector"].shape == (64, 2)
-    for replicas in (2, 3):
-        seen = []
-        for rank in range(replicas):
-            ds = ParquetDataset(shop, columns=["id"], batch_size=None, num_replicas=replicas, rank=rank)
-            rows = [int(row["id"]) for row in ds]
-            assert len(rows) == len(ds)
-            seen += rows
-        assert set(seen) == set(range(ROWS))
-    expected = [int(row["id"]) for row in ParquetDataset(shop, columns=["id"], batch_size=None, lanes=6)]
-    ds = ParquetDataset(shop, columns=["id"], batch_size=None, lanes=6)
-    rows = iter(ds)
-    for _ in range(777):
-        next(rows)
-    state = ds.state_dict()
-    again = ParquetDataset(shop, columns=["id"], batch_size=None)
-    again.load_state_dict(state)
-    assert [int(row["id"]) for row in again] == expected[777:]
-    unshuffled = ParquetDataset(shop, columns=["id"], batch_size=None, shuffle=False)
+    how: dict[str, Any] = {"columns": ["id", "title", "vector"], "batch_size": None}
+    ds = ParquetDataset(shop, **how)
+    assert len(ds) == ROWS
+    batches = list(DataLoader(ds, batch_size=64, num_workers=2))
+    assert sorted(flat(ids_of(batches))) == list(range(ROWS))
+    assert all(t == f"item {i}" for b in batches for t, i in zip(b["title"], b["id"].tolist(), strict=True))
+    assert batches[0]["vector"].shape == (64, 2)
+    seen = []
+    for rank in range(3):
+        part = ParquetDataset(shop, num_replicas=3, rank=rank, **how)
+        rows = [int(row["id"]) for row in part]
+        assert len(rows) == len(part)
+        seen += rows
+    assert set(seen) == set(range(ROWS))
+    ds = ParquetDataset(shop, lanes=6, **how)
+    rows = [int(row["id"]) for row in islice(ds, 777)]
+    again = ParquetDataset(shop, **how)
+    again.load_state_dict(ds.state_dict())
+    rows += [int(row["id"]) for row in again]
+    assert rows == [int(row["id"]) for row in ParquetDataset(shop, lanes=6, **how)]
+    unshuffled = ParquetDataset(shop, shuffle=False, **how)
     assert [int(row["id"]) for row in unshuffled] == list(range(ROWS))
 
 
@@ -268,13 +197,12 @@ def test_a_cache_is_leased_while_newer_snapshots_land(tmp_path: Path) -> None:
     old = ds.snapshot
     expected = ids_of(ds)
     state = ds.state_dict(after=0)
-    for context in ("fork", "forkserver"):
-        batches = iter(loader(ds, 2, multiprocessing_context=context))
-        first = next(batches)
-        write_shop(tmp_path / "source", days=2 + len(pqcache.Cache.open(cache).snapshots()), files=2, rows=200)
-        pqcache.sync(cache, keep=1)
-        assert [first["id"].tolist(), *ids_of(batches)] == expected
-        assert old in [snapshot.id for snapshot in pqcache.Cache.open(cache).snapshots()]
+    batches = iter(loader(ds, 2, multiprocessing_context="fork"))
+    first = next(batches)
+    write_shop(tmp_path / "source", days=3, files=2, rows=200)
+    pqcache.sync(cache, keep=1)
+    assert [first["id"].tolist(), *ids_of(batches)] == expected
+    assert old in [snapshot.id for snapshot in pqcache.Cache.open(cache).snapshots()]
 
     newer = ParquetDataset(cache, columns=["id"], batch_size=50)
     assert newer.snapshot != old
@@ -283,8 +211,6 @@ def test_a_cache_is_leased_while_newer_snapshots_land(tmp_path: Path) -> None:
     assert ids_of(newer) == expected[1:]
 
     del ds, newer, batches
-    write_shop(tmp_path / "source", days=6, files=2, rows=200)
-    pqcache.sync(cache, keep=1)
     pqcache.gc(cache, keep=1)
     with pytest.raises(CacheError, match="not kept any more"):
         ParquetDataset(cache, columns=["id"], batch_size=50).load_state_dict(state)
@@ -292,41 +218,49 @@ def test_a_cache_is_leased_while_newer_snapshots_land(tmp_path: Path) -> None:
 
 def test_small_and_empty(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": [7]}), tmp_path / "a.parquet")
-    for workers in (0, 2):
-        assert ids_of(loader(ParquetDataset(tmp_path, batch_size=100), workers)) == [[7]]
-        assert ids_of(loader(ParquetDataset(tmp_path, batch_size=100, drop_last=True), workers)) == []
+    assert ids_of(loader(ParquetDataset(tmp_path, batch_size=100), 2)) == [[7]]
+    assert ids_of(ParquetDataset(tmp_path, batch_size=100, drop_last=True)) == []
     for rank in range(3):
         assert ids_of(ParquetDataset(tmp_path, num_replicas=3, rank=rank)) == [[7]]
     pq.write_table(pa.table({"id": pa.array([], pa.int64())}), tmp_path / "a.parquet")
     assert list(ParquetDataset(tmp_path)) == []
 
 
-def test_errors_reach_the_trainer_by_name(shop: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_plain_file_that_changes_while_it_is_read_is_an_error(workers: int, tmp_path: Path) -> None:
     for n in range(3):
         pq.write_table(pa.table({"id": list(range(100))}), tmp_path / f"{n}.parquet")
+    changed = tmp_path / "1.parquet"
     ds = ParquetDataset(tmp_path, batch_size=10)
-    (tmp_path / "1.parquet").unlink()
-    for workers in (0, 2):
-        fails(ds, workers, r"1\.parquet: the file is gone")
+    state = ds.state_dict()
+    pq.write_table(pa.table({"id": list(range(100, 200))}), changed)
+    with pytest.raises(PqcacheError, match=r"1\.parquet: was replaced or written to since the dataset was opened"):
+        list(Loader(ds, num_workers=workers))
+    with pytest.raises(UsageError, match="its files have changed since the state was taken"):
+        ParquetDataset(tmp_path, batch_size=10).load_state_dict(state)
+    changed.unlink()
+    ds.set_epoch(1)
+    with pytest.raises(PqcacheError, match=r"1\.parquet: the file is gone"):
+        list(Loader(ds, num_workers=workers))
 
 
-@pytest.mark.parametrize("file", ["", "tables.a.source = '../lake'"])
-def test_a_directory_of_caches_is_named(file: str, tmp_path: Path) -> None:
+def test_a_directory_of_caches_is_named(tmp_path: Path) -> None:
     write_shop(tmp_path / "lake", days=1, files=1, rows=10)
     for name in ("a", "b"):
         pqcache.sync(tmp_path / "lake", tmp_path / "caches" / name)
-    if file:
-        (tmp_path / "caches" / "pqcache.toml").write_text(file)
     opens: list[Callable[[Path], object]] = [ParquetDataset, pqcache.inspect, pqcache.Cache.open, pqcache.snapshots]
-    for open_it in opens:
-        with pytest.raises(PqcacheError, match=r"a directory of caches: a, b; name one of them, like .*/caches/a$"):
-            open_it(tmp_path / "caches")
+    for _ in range(2):
+        for open_it in opens:
+            with pytest.raises(PqcacheError, match=r"a directory of caches: a, b; name one of them, like .*/caches/a$"):
+                open_it(tmp_path / "caches")
+        (tmp_path / "caches" / "pqcache.toml").write_text("tables.a.source = '../lake'")
     done = run_pqcache("sync", tmp_path / "caches", tmp_path / "copy")
     assert (done.returncode, "directory of caches: a, b" in done.stderr) == (2, True), done
 
 
-@pytest.mark.parametrize("damage", ["gone", "damaged"])
-@pytest.mark.parametrize("place", ["", "current", "current/dt=2026-11-01"])
+@pytest.mark.parametrize(
+    ("place", "damage"), [("", "gone"), ("", "damaged"), ("current", "damaged"), ("current/dt=2026-11-01", "gone")]
+)
 def test_a_file_of_a_cache_that_is_lost_comes_back(place: str, damage: str, tmp_path: Path) -> None:
     cache = tmp_path / "my cache"
     pqcache.sync(write_shop(tmp_path / "lake", days=1, files=1, rows=100), cache)
@@ -338,8 +272,6 @@ def test_a_file_of_a_cache_that_is_lost_comes_back(place: str, damage: str, tmp_
         path.chmod(0o644)
         with path.open("r+b") as file:
             file.write(bytes(1000))
-        if place.startswith("current/"):
-            ds = ParquetDataset(cache / place, columns=["id"], batch_size=10)
     with pytest.raises(pqcache.ParquetError) as caught:
         list(ds)
     command = caught.value.advice.split("'pqcache ", 1)[1].rpartition("'")[0]
@@ -347,24 +279,8 @@ def test_a_file_of_a_cache_that_is_lost_comes_back(place: str, damage: str, tmp_
     assert len(list(ParquetDataset(cache / place, columns=["id"], batch_size=10))) == 10
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_plain_file_that_is_replaced_between_epochs_is_an_error(workers: int, tmp_path: Path) -> None:
-    for n in range(3):
-        pq.write_table(pa.table({"id": list(range(100))}), tmp_path / f"{n}.parquet")
-    ds = ParquetDataset(tmp_path, batch_size=10)
-    state = ds.state_dict()
-    assert len(ids_of(loader(ds, workers))) == 30
-    pq.write_table(pa.table({"id": list(range(100, 200))}), tmp_path / "1.parquet")
-    ds.set_epoch(1)
-    fails(ds, workers, r"1\.parquet: was replaced or written to since the dataset was opened")
-    with pytest.raises(UsageError, match="its files have changed since the state was taken"):
-        ParquetDataset(tmp_path, batch_size=10).load_state_dict(state)
-
-
-@pytest.mark.parametrize(
-    ("part", "start"), [("current", "fork"), ("current", "forkserver"), ("current/dt=2026-11-01", "fork")]
-)
-def test_a_path_into_a_snapshot_is_read_from_one_snapshot(part: str, start: str, shop: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("part", "start"), [("current", "forkserver"), ("current/dt=2026-11-01", "fork")])
+def test_a_path_into_a_snapshot_is_read_from_one_snapshot(part: str, start: str, tmp_path: Path) -> None:
     """Workers that start after another snapshot was published read the one that the dataset was opened with."""
     lake, cache = tmp_path / "lake", tmp_path / "cache"
     write_shop(lake, days=2, files=2, rows=40)
@@ -441,16 +357,6 @@ def test_pieces_resume_too(tmp_path: Path) -> None:
     again = ParquetDataset(tmp_path, batch_size=1000)  # with memory enough: the state's order holds
     again.load_state_dict(state)
     assert ids_of(again) == ids_of(batches[21:])
-
-
-def test_ranks_come_from_torch_distributed(shop: Path, tmp_path: Path) -> None:
-    ds = ParquetDataset(shop, columns=["id"], batch_size=90)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        assert len(ds) == 23
-        assert len(flat(ids_of(ds))) == ROWS
-    finally:
-        torch.distributed.destroy_process_group()
 
 
 def _train(root: Path, workers: Connection) -> None:

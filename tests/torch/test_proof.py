@@ -86,8 +86,7 @@ def check(proof: EpochProof, ids: list[int], wanted: Counter[int], batches: int 
     assert batches is None or proof.batches == batches
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize(("ranks", "workers"), [(1, 2), (2, 0), (3, 0)])
 def test_ranks_and_workers(cache: Path, ranks: int, workers: int) -> None:
     loaders = [loader_of(cache, ranks, rank, workers, columns=["id"]) for rank in range(ranks)]
     for _ in range(2):
@@ -103,7 +102,6 @@ def test_ranks_and_workers(cache: Path, ranks: int, workers: int) -> None:
 
 
 SELECTIONS: list[Options] = [
-    {},
     {"filters": "dt in (1, 4)"},
     {"filters": "label = 1 or id < 65"},
     {"filters": "label = 2", "split": Split("id", 0.0, 0.6)},
@@ -112,11 +110,9 @@ SELECTIONS: list[Options] = [
     {"limit": 95},
     {"weights": "share"},
     {"balance": "label", "filters": "id < 400"},
-    {"shuffle": False},
     {"shuffle": False, "lanes": 3},
     {"memory": "100MB", "window": 2},
     {"pad": False},
-    {"drop_last": True},
     {"drop_last": True, "filters": "id < 333"},
 ]
 
@@ -163,11 +159,8 @@ def test_rows_and_snapshots(lake: Path, tmp_path: Path) -> None:
         pqcache.prove(cache, proofs)
 
 
-TOPOLOGIES = [[(2, 0), (2, 2)], [(1, 0), (3, 2)], [(4, 0), (2, 2), (3, 0)], [(3, 2), (1, 2), (1, 0)]]
-
-
 @pytest.mark.parametrize(
-    ("topologies", "drop_last"), [(topologies, len(topologies) < 4) for topologies in TOPOLOGIES], ids=str
+    ("topologies", "drop_last"), [([(4, 0), (2, 1), (3, 0)], True), ([(3, 0), (1, 2), (1, 0)], False)], ids=str
 )
 def test_resumed_on_other_ranks(cache: Path, topologies: list[tuple[int, int]], drop_last: bool) -> None:
     """Each rank goes on from rank 0's state alone, and the states of all ranks are kept for the proof."""
@@ -200,7 +193,7 @@ def test_resumed_on_other_ranks(cache: Path, topologies: list[tuple[int, int]], 
 
 
 def test_what_a_crash_trained_twice_is_outside(cache: Path) -> None:
-    loader = loader_of(cache, workers=2)
+    loader = loader_of(cache, columns=["id"])
     batches = iter(loader)
     for _ in range(9):
         next(batches)
@@ -208,7 +201,7 @@ def test_what_a_crash_trained_twice_is_outside(cache: Path) -> None:
     for _ in range(5):
         next(batches)
     crashed = saved(loader.proof())
-    resumed = loader_of(cache)
+    resumed = loader_of(cache, columns=["id"])
     resumed.load_state_dict(state)
     proofs = _all(resumed)
     assert pqcache.prove(cache, [*proofs, state]).rows == ROWS
@@ -216,7 +209,7 @@ def test_what_a_crash_trained_twice_is_outside(cache: Path) -> None:
         pqcache.prove(cache, [*proofs, crashed])
     with pytest.raises(UsageError, match="30 batches of 44, from place 14 on, in none of them"):
         pqcache.prove(cache, [crashed])
-    without = loader_of(cache)
+    without = loader_of(cache, columns=["id"])
     without.load_state_dict({name: value for name, value in state.items() if name != "proof"})
     proofs = _all(without)
     with pytest.raises(UsageError, match="9 batches of 44, from place 0 on, in none of them"):
@@ -253,12 +246,11 @@ def test_skipped_batches_are_counted_apart(cache: Path) -> None:
     assert pqcache.prove(cache, _all(loader)).skipped == 0, "the next epoch is complete"
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_excluded_rows_are_counted_apart(cache: Path, workers: int) -> None:
+def test_excluded_rows_are_counted_apart(cache: Path) -> None:
     loader = loader_of(cache, columns=["id"], drop_last=True)
     batches = iter(loader)
     ids = [i for _ in range(20) for i in next(batches)["id"].tolist()]
-    resumed = loader_of(cache, workers=workers, columns=["id"], drop_last=True, exclude={"label": [1]})
+    resumed = loader_of(cache, workers=1, columns=["id"], drop_last=True, exclude={"label": [1]})
     resumed.load_state_dict(saved(loader.state_dict()))
     ids += ids_of(resumed)
     proof = pqcache.prove(cache, [saved(resumed.proof())])
@@ -281,23 +273,18 @@ def changed(change: Callable[[list[Any]], list[Any]]) -> Callable[..., Iterator[
 FAULTS: dict[str, tuple[Callable[[list[Any]], list[Any]], str]] = {
     "repeated in place of the next": (lambda b: [*b[:7], b[6], *b[8:]], "some are missing and others came twice"),
     "repeated": (lambda b: [*b[:7], b[6], *b[7:]], "16 rows came too often: 716 were given of 700"),
-    "the last one is the first": (lambda b: [*b[:-1], b[0]], "4 rows came too often: 704 were given of 700"),
     "a short one in place of another": (lambda b: [*b[:5], b[-1], *b[6:]], "4 of 700 rows are missing"),
-    "one more at the end": (lambda b: [*b, b[3]], "16 rows came too often: 716 were given of 700"),
     "dropped": (lambda b: [*b[:7], *b[8:]], ""),
-    "the last one is dropped": (lambda b: b[:-1], ""),
     "in another order": (lambda b: [*b[:7], b[8], b[7], *b[9:]], "each of 700 rows was given exactly once"),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_batches_lost_and_repeated_on_the_way(
-    cache: Path, lake: Path, fault: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_lost_and_repeated_on_the_way(cache: Path, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The way from worker to trainer is patched, since no input makes it lose a batch."""
     change, said = FAULTS[fault]
     monkeypatch.setattr("pqcache.torch.loader.ungrouped", changed(change))
-    loader = loader_of(cache, workers=2, columns=["id"])
+    loader = loader_of(cache, workers=1, columns=["id"])
     ids = ids_of(loader)
     is_right = Counter(ids) == Counter(range(ROWS))
     if not said:
@@ -310,8 +297,7 @@ def test_batches_lost_and_repeated_on_the_way(
     assert proof.holds == is_right
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_one_row_twice_in_place_of_another(cache: Path, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_row_twice_in_place_of_another(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The gathering of a window is patched, since no input makes it take a wrong row."""
     import pqcache.reader.window as window
 
@@ -325,9 +311,8 @@ def test_one_row_twice_in_place_of_another(cache: Path, workers: int, monkeypatc
         return gathered(groups, order, spans)
 
     monkeypatch.setattr(window, "_gathered", wrong)
-    loader = loader_of(cache, workers=workers, columns=["id"], memory="1MB")
-    ids = ids_of(loader)
-    assert len(set(ids)) == ROWS - (workers or 1), "each worker has a fault"
+    loader = loader_of(cache, columns=["id"], memory="1MB")
+    assert len(set(ids_of(loader))) == ROWS - 1
     proof = pqcache.prove(cache, [loader.proof()])
     assert not proof.holds
     assert proof.given == proof.rows == ROWS
@@ -336,20 +321,17 @@ def test_one_row_twice_in_place_of_another(cache: Path, workers: int, monkeypatc
 
 def test_batches_and_states_are_as_without(cache: Path) -> None:
     """A proof changes neither batches nor, but for itself, states."""
-    for workers in (0, 2):
-        plain = Loader(ParquetDataset(cache, batch_size=16, seed=3), num_workers=workers)
-        proving = loader_of(cache, workers=workers)
-        for one, other in zip(plain, proving, strict=True):
-            assert one.keys() == other.keys() == {"id", "label", "share", "text", "dt"}
-            assert one.position.index == other.position.index
-            assert one["id"].tolist() == other["id"].tolist()
-            assert list(one["text"]) == list(other["text"])
-        state, with_proof = plain.state_dict(), proving.state_dict()
-        assert "proof" not in state
-        assert {name: value for name, value in with_proof.items() if name != "proof"} == state
-        again = Loader(ParquetDataset(cache, batch_size=16, seed=3))
-        again.load_state_dict(with_proof)
-        assert "proof" not in again.state_dict(), "a dataset without proofs drops them"
+    plain, proving = Loader(ParquetDataset(cache, batch_size=16, seed=3)), loader_of(cache, workers=1)
+    for one, other in zip(plain, proving, strict=True):
+        assert one.keys() == other.keys() == {"id", "label", "share", "text", "dt"}
+        assert one.position.index == other.position.index
+        assert one["id"].tolist() == other["id"].tolist()
+        assert list(one["text"]) == list(other["text"])
+    state, with_proof = plain.state_dict(), proving.state_dict()
+    assert "proof" not in state
+    assert {name: value for name, value in with_proof.items() if name != "proof"} == state
+    plain.load_state_dict(with_proof)
+    assert "proof" not in plain.state_dict(), "a dataset without proofs drops them"
 
 
 def _doubled(batch: Any) -> Any:
@@ -360,8 +342,9 @@ def _with_generator(batch: Any, generator: Any) -> Any:
     return [batch["id"], generator.random()]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("transform", [_doubled, len, _with_generator], ids=["dict", "number", "list"])
+@pytest.mark.parametrize(
+    ("transform", "workers"), [(_doubled, 1), (len, 0), (_with_generator, 0)], ids=["dict", "number", "list"]
+)
 def test_what_a_transform_was_given(cache: Path, workers: int, transform: Any) -> None:
     threads = {"transform_workers": 2} if transform is _with_generator else {}
     loader = loader_of(cache, workers=workers, columns=["id"], transform=transform, **threads)
@@ -377,10 +360,10 @@ def _first_id(batch: Any) -> int:
     return int(batch["id"][0])
 
 
-@pytest.mark.parametrize("how", [{"collate_fn": _first_id}, {"multiprocessing_context": "forkserver"}, {"timeout": 60}])
+@pytest.mark.parametrize("how", [{"collate_fn": _first_id}, {"multiprocessing_context": "forkserver"}])
 def test_loaders(cache: Path, how: Options) -> None:
     dataset = ParquetDataset(cache, columns=["id"], batch_size=16, proof=True)
-    loader = Loader(dataset, num_workers=2, prefetch_factor=2, **how)
+    loader = Loader(dataset, num_workers=1, **how)
     for epoch in range(2):
         found = list(Prefetch(loader, "cpu"))
         assert isinstance(found[0], int) == ("collate_fn" in how)
