@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import pickle
@@ -10,9 +11,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from pqcache.torch import Loader, Mix, ParquetDataset, Split
 from pqcache.torch.batch import to_rows
 from tests.datasets import write_shop
 from tests.filling import Filler, FillingThread, publish_copy
-from tests.torch.ranks import Ranks
+from tests.torch.conftest import RunRanks, ids_of
 from tests.waiting import wait_for
 
 COLUMNS = ["id", "title", "tokens", "dt"]
@@ -90,13 +89,11 @@ def test_no_proof_of_files_without_a_checksum(source: Path, tmp_path: Path) -> N
     assert ParquetDataset(tmp_path / "cache", ["id"], proof=True).proof()["proof"]["parts"] == []
 
 
-def test_ranks_of_torch_distributed_attach_to_one_snapshot(arriving: Path, published: Path, tmp_path: Path) -> None:
-    ranks = Ranks(2)
-    try:
-        found = ranks.run(tmp_path / "store", [arriving] * 2, workers=1, batch_size=50)
-        assert found == ranks.run(tmp_path / "other", [published] * 2, workers=1, batch_size=50)
-    finally:
-        ranks.close()
+def test_ranks_of_torch_distributed_attach_to_one_snapshot(
+    arriving: Path, published: Path, run_ranks: RunRanks
+) -> None:
+    found = run_ranks([arriving] * 2, workers=1, batch_size=50)
+    assert found == run_ranks([published] * 2, workers=1, batch_size=50)
     assert sorted(i for rank in found for ids in rank["ids"] for i in ids) == sorted(
         i for batch in Cache(published).batches(["id"]) for i in batch["id"].to_pylist()
     )
@@ -106,7 +103,6 @@ def test_ranks_of_torch_distributed_attach_to_one_snapshot(arriving: Path, publi
     "options",
     [
         {"weights": {"dt": {"2026-11-01": 2.5, ...: 0.75}}, "filters": "price > 0.2"},
-        {"split": Split("id", 0.1, 0.6), "sample": 0.7},
         {"split": Split("title", 0.0, 0.5), "limit": 500, "shuffle": False},
     ],
     ids=lambda options: ",".join(options),
@@ -118,15 +114,15 @@ def test_rows_are_chosen_and_weighed_as_they_arrive(arriving: Path, published: P
 @pytest.mark.parametrize(
     "pack", [Pack("tokens", length=64, strategy="best_fit"), TokenBatches("tokens", tokens_per_batch=1000)]
 )
-def test_a_pickled_dataset_finds_its_packs_after_publishing(
+def test_a_pickled_dataset_finds_its_snapshot_and_packs_after_publishing(
     source: Path, published: Path, tmp_path: Path, pack: Pack | TokenBatches
 ) -> None:
     filler = Filler(source, tmp_path / "cache")
-    for row_group in filler.missing():
-        filler.fetch(row_group)
+    filler.fill()
     dataset = ParquetDataset(tmp_path / "cache", ["tokens"], pack=pack)
     before = pickle.dumps(dataset)
     unpickled = pickle.loads(before)
+    assert unpickled.snapshot == filler.snapshot.id
     filler.publish()
     expected = [to_rows(batch["tokens"]) for batch in ParquetDataset(published, ["tokens"], pack=pack)]
     for copy in (pickle.loads(pickle.dumps(dataset)), pickle.loads(before), unpickled):
@@ -153,50 +149,24 @@ def test_a_mix_reads_two_that_arrive(source: Path, published: Path, tmp_path: Pa
         thread.join()
 
 
-@pytest.mark.parametrize(("workers", "ranks", "later"), [(2, 1, 4), (0, 2, 2)])
-def test_a_state_goes_on_after_publishing_in_another_topology(
-    source: Path, published: Path, tmp_path: Path, workers: int, ranks: int, later: int
-) -> None:
+def test_a_state_goes_on_after_publishing_in_another_topology(source: Path, published: Path, tmp_path: Path) -> None:
     filler = Filler(source, tmp_path / "cache")
     thread = FillingThread(filler, 0.004, publish=False)
     thread.start()
-    done, state = [], None
-    for rank in range(ranks):
-        dataset = ParquetDataset(
-            tmp_path / "cache", columns=["id"], batch_size=30, lanes=4, num_replicas=ranks, rank=rank
-        )
-        loader = Loader(dataset, num_workers=workers, multiprocessing_context="fork" if workers else None)
-        for number, batch in enumerate(loader):
-            done += batch["id"].tolist()
-            if number == 20 // ranks:
-                state = loader.state_dict()
-                break
+    dataset = ParquetDataset(tmp_path / "cache", columns=["id"], batch_size=30, lanes=4)
+    loader = Loader(dataset, num_workers=2, multiprocessing_context="fork")
+    done = ids_of(itertools.islice(loader, 21))
+    state = loader.state_dict()
     thread.join()
     filler.publish()
-    assert state is not None
     assert state["snapshot"] == filler.snapshot.id
-    for rank in range(later):
-        dataset = ParquetDataset(tmp_path / "cache", columns=["id"], batch_size=30, num_replicas=later, rank=rank)
+    for rank in range(4):
+        dataset = ParquetDataset(tmp_path / "cache", columns=["id"], batch_size=30, num_replicas=4, rank=rank)
         dataset.load_state_dict(state)
-        done += [i for batch in dataset for i in batch["id"].tolist()]
+        done += ids_of(dataset)
     expected = sorted(i for batch in Cache(published).batches(["id"]) for i in batch["id"].to_pylist())
-    assert len(set(done)) == len(expected)
     assert sorted(set(done)) == expected
-    assert len(done) - len(expected) < 30 * later  # of padding
-
-
-def test_a_pickled_dataset_opens_the_snapshot_wherever_it_is(source: Path, published: Path, tmp_path: Path) -> None:
-    filler = Filler(source, tmp_path / "cache")
-    dataset = ParquetDataset(tmp_path / "cache", columns=["id"], batch_size=100)
-    pickled = pickle.dumps(dataset)
-    assert pickle.loads(pickled).snapshot == filler.snapshot.id
-    filler.fill()
-    filler.publish()
-    again = pickle.loads(pickled)
-    assert again.snapshot == dataset.snapshot
-    expected = [batch["id"].tolist() for batch in ParquetDataset(published, columns=["id"], batch_size=100)]
-    assert [batch["id"].tolist() for batch in again] == expected
-    assert [batch["id"].tolist() for batch in dataset] == expected
+    assert len(done) - len(expected) < 30 * 4  # of padding
 
 
 def test_stats_count_what_is_wanted_and_waited_for(
@@ -253,31 +223,21 @@ def test_a_run_is_started_and_read_from(small_run: Path, source: Path, published
     assert runs(small_run) == 1
 
 
-def test_batches_without_torch_start_one_too(small_run: Path, source: Path, published: Path) -> None:
-    found = list(Cache(small_run / "cache").batches(["id"], source=source))
-    assert found == list(Cache(published).batches(["id"]))
-    wait_until_published(small_run / "cache")
-
-
 def test_of_several_processes_one_starts_the_run(small_run: Path, source: Path) -> None:
-    program = textwrap.dedent("""
-        import sys, pqcache.store.background_run as background_run
-        from pqcache import Cache
-        background_run.MODULE = "tests.filling"
-        batches = Cache(sys.argv[2]).batches(["id"], source=sys.argv[1], source_options={"delay": "0.01"})
-        print(sum(batch.num_rows for batch in batches))
-    """)
-    words = [sys.executable, "-c", program, str(source), str(small_run / "cache")]
-    readers = [subprocess.Popen(words, stdout=subprocess.PIPE) for _ in range(2)]
-    assert [reader.communicate(timeout=120)[0] for reader in readers] == [b"2400\n"] * 2
+    def read(found: Any) -> None:
+        batches = Cache(small_run / "cache").batches(["id"], source=source, source_options={"delay": "0.01"})
+        found.put(sum(batch.num_rows for batch in batches))
+
+    context = multiprocessing.get_context("fork")
+    found = context.SimpleQueue()
+    readers = [context.Process(target=read, args=(found,)) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join(120)
+    assert [found.get() for reader in readers if reader.exitcode == 0] == [2400] * 2
     wait_until_published(small_run / "cache")
     assert runs(small_run) == 1
-
-
-def test_a_run_that_is_killed_is_started_again(small_run: Path, source: Path, published: Path) -> None:
-    options = {"source": str(source), "source_options": {"most": "5"}}  # of 12 files, each run
-    assert epoch(small_run / "cache", 2, "fork", **options) == epoch(published, 2, "fork")
-    assert runs(small_run) > 1
 
 
 def test_the_error_of_a_run_is_raised(small_run: Path, source: Path) -> None:
@@ -296,16 +256,18 @@ def test_a_run_ends_with_the_process_that_started_it_if_asked_to(small_run: Path
         options = {"endpoint": sys.argv[1], "region": "local"}
         Cache(sys.argv[2]).batches(["id"], source="s3://b/x", source_options=options, keep_filling=False)
     """)
-    with silent_server() as endpoint:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(60)
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         words = [sys.executable, "-c", program, endpoint, str(small_run / "cache")]
         environment = {**os.environ, "AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}
         reader = subprocess.Popen(words, env=environment, start_new_session=True)
-        wait_for(lambda: any("background_run" in command_of(child) for child in children_of(reader.pid)))
-        (run,) = children_of(reader.pid)
-        assert "endpoint" not in command_of(run)
-        time.sleep(0.5)
-        reader.kill()
-        reader.wait()
+        with silent.accept()[0]:  # the run is at work
+            (run,) = children_of(reader.pid)
+            assert "background_run" in command_of(run)
+            assert "endpoint" not in command_of(run)
+            reader.kill()
+            reader.wait()
         wait_for(lambda: not is_running(run))
 
 
@@ -370,13 +332,6 @@ def test_options_of_a_source_that_make_no_sense(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="keep_filling: there is no source"):
         ParquetDataset(tmp_path / "cache", keep_filling=False)
     assert "secret" not in repr(background_run.FillRequest(source="s3://a/b", options={"secret": "secret"}))
-
-
-@contextmanager
-def silent_server() -> Iterator[str]:
-    """Yield the URL of a server that takes connections and says nothing."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
 def children_of(process: int) -> list[int]:

@@ -97,10 +97,17 @@ def check_gone(leader: int, workers: list[int]) -> None:
     assert not [name for name in os.listdir("/dev/shm") if name.split("_")[1:2] in numbers]
 
 
-@pytest.mark.parametrize("persistent", ["persistent", pytest.param("anew", marks=DEEP)])
-@pytest.mark.parametrize("kind", ["Loader", pytest.param("plain", marks=DEEP)])
 @pytest.mark.parametrize(
-    "end", ["Ctrl-C", "killed worker", *(pytest.param(n, marks=DEEP) for n in ("SIGTERM", "SIGKILL"))]
+    ("kind", "persistent", "end"),
+    [
+        ("Loader", "persistent", "Ctrl-C"),
+        ("plain", "persistent", "killed worker"),
+        ("Loader", "anew", "SIGKILL"),
+        pytest.param("plain", "anew", "Ctrl-C", marks=DEEP),
+        pytest.param("Loader", "anew", "killed worker", marks=DEEP),
+        pytest.param("Loader", "persistent", "SIGTERM", marks=DEEP),
+        pytest.param("plain", "persistent", "SIGKILL", marks=DEEP),
+    ],
 )
 def test_a_training_ends_with_its_workers(trainings: Trainings, kind: str, persistent: str, end: str) -> None:
     act = ENDS[end][0]
@@ -117,20 +124,15 @@ def test_a_training_ends_with_its_workers(trainings: Trainings, kind: str, persi
     check_gone(trainer, workers)
 
 
-@pytest.mark.parametrize("persistent", ["persistent", pytest.param("anew", marks=DEEP)])
-def test_a_loop_that_is_left_early_ends_without_a_word(trainings: Trainings, persistent: str) -> None:
-    trainer, workers = trainings.start("leave", persistent)
+def test_a_loop_that_is_left_early_ends_without_a_word(trainings: Trainings) -> None:
+    trainer, workers = trainings.start("leave", "persistent")
     assert trainings.end() == (0, "")
     check_gone(trainer, workers)
 
 
-@pytest.mark.parametrize("context", ["forkserver", pytest.param("spawn", marks=DEEP)])
-@pytest.mark.parametrize("persistent", ["persistent", pytest.param("anew", marks=DEEP)])
-def test_workers_that_were_not_forked_end_with_a_killed_training(
-    trainings: Trainings, persistent: str, context: str
-) -> None:
+def test_workers_that_were_not_forked_end_with_a_killed_training(trainings: Trainings) -> None:
     """Those of a fork server are not the trainer's children, and the server lives as long as they do."""
-    trainer, workers = trainings.start("Loader", persistent, context)
+    trainer, workers = trainings.start("Loader", "persistent", "forkserver")
     assert len(workers) == 2, trainings.end()
     os.kill(trainer, signal.SIGKILL)
     assert trainings.end()[0] == -9

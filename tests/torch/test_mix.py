@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import random
 from pathlib import Path
 from typing import Any
@@ -47,25 +48,15 @@ def make(root: Path, how: dict[str, Any] | None = None, **options: Any) -> Mix:
     return Mix({name: ParquetDataset(root / name, batch_size=BATCH[name], **(how or {})) for name in ROWS}, **options)
 
 
-@st.composite
-def draws(draw: st.DrawFn) -> MixSchedule:
-    counts = draw(st.lists(st.integers(1, 60), min_size=1, max_size=6))
-    return MixSchedule(tuple(counts), draw(st.sampled_from([1, 2, 3, 4, 8, 24])), draw(st.integers(-1, 5)))
-
-
-def deviation(found: np.ndarray, counts: tuple[int, ...], every: int = 1) -> float:
-    """Return how far the datasets' numbers are from their shares at most, after each ``every`` batches."""
-    after = np.arange(1, len(found) + 1)
-    worst = [np.abs(np.cumsum(found == k) - after * count / len(found)) for k, count in enumerate(counts)]
-    return float(max((w[every - 1 :: every].max(initial=0) for w in worst), default=0))
-
-
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 400), min_size=1, max_size=8))
 def test_every_beginning_is_in_proportion(counts: list[int]) -> None:
     found = interleave(counts)
     assert np.bincount(found, minlength=len(counts)).tolist() == counts
-    assert deviation(found, tuple(counts)) <= (0.5, 0.5, 1.0)[min(len(counts), 3) - 1] if len(counts) < 4 else 1.5
+    after = np.arange(1, len(found) + 1)
+    for number, count in enumerate(counts):
+        given_less_share = np.cumsum(found == number) - after * count / len(found)
+        assert np.abs(given_less_share).max() <= {1: 0.5, 2: 0.5, 3: 1.0}.get(len(counts), 1.5)
 
 
 def test_no_lane_gets_one_dataset_only() -> None:
@@ -113,15 +104,14 @@ def test_stateful_dataloader(root: Path) -> None:
     def loader(workers: int) -> Any:
         return stateful(make(root, epoch_length=30, lanes=4), batch_size=None, num_workers=workers)
 
-    for workers in (0, 2):
-        complete = [batch["id"].tolist() for batch in loader(workers)]
-        for stop in (0, 1, 7, 26) if workers == 0 else (1, 26):
-            first = loader(workers)
-            for _ in zip(range(stop), first, strict=False):
-                pass
-            second = loader(workers)
-            second.load_state_dict(first.state_dict())
-            assert [batch["id"].tolist() for batch in second] == complete[stop:], (workers, stop)
+    complete = [batch["id"].tolist() for batch in loader(0)]
+    for workers, stop in ((0, 1), (2, 26)):
+        first = loader(workers)
+        for _ in zip(range(stop), first, strict=False):
+            pass
+        second = loader(workers)
+        second.load_state_dict(first.state_dict())
+        assert [batch["id"].tolist() for batch in second] == complete[stop:]
 
 
 def test_a_state_of_something_else_is_refused(root: Path) -> None:
@@ -188,14 +178,12 @@ def test_transforms_are_the_datasets_and_seeded(root: Path) -> None:
     assert len(set(kinds)) == len(kinds), "passes of a dataset have other seeds"
 
 
-def test_workers_that_unpickle_it(root: Path, tmp_path: Path) -> None:
+def test_a_pickled_mix_reads_the_same(root: Path, tmp_path: Path) -> None:
     pqcache.sync(str(write_shop(tmp_path / "source", days=1, files=2, rows=100)), tmp_path / "cache")
 
     def mix() -> Mix:
         shop = ParquetDataset(tmp_path / "cache", columns=["id"], batch_size=30)
         return Mix({"shop": shop, "web": ParquetDataset(root / "web", columns=["id"], batch_size=90)}, lanes=2)
 
-    expected = [batch["id"].tolist() for batch in mix()]
-    made = mix()
-    loader = DataLoader(made, batch_size=None, num_workers=2, multiprocessing_context="forkserver")
-    assert [batch["id"].tolist() for batch in loader] == expected
+    again = pickle.loads(pickle.dumps(mix()))
+    assert [batch["id"].tolist() for batch in again] == [batch["id"].tolist() for batch in mix()]

@@ -29,7 +29,7 @@ from pqcache.torch import Loader, ParquetDataset
 from tests.conftest import Bucket
 from tests.faults.proxy import Proxy, both, stall, status
 from tests.remote import S3Remote
-from tests.torch.ranks import Ranks
+from tests.torch.conftest import RunRanks
 from tests.waiting import becomes_true, wait_for
 
 DAYS, FILES, ROW_GROUPS, ROWS = 2, 3, 4, 250  # rows of a row group
@@ -127,9 +127,8 @@ def test_an_epoch_from_nothing(
     assert len(list(dataset)) == 60
 
 
-@pytest.mark.parametrize("workers", [2, pytest.param(0, marks=pytest.mark.deep)])
 def test_a_run_that_is_killed_is_continued(
-    remote: str, slow: Proxy, published: Path, lake: Path, tmp_path: Path, workers: int
+    remote: str, slow: Proxy, published: Path, lake: Path, tmp_path: Path
 ) -> None:
     footers, most = DAYS * FILES, DAYS * FILES + 2
     seen, killed = itertools.count(1), threading.Event()
@@ -146,33 +145,31 @@ def test_a_run_that_is_killed_is_continued(
     before = set(background_run._started)  # those of other tests may still be ending
     dataset = dataset_of(tmp_path / "cache", remote, slow)
     (run,) = set(background_run._started) - before
-    loader = iter(Loader(dataset, num_workers=workers, multiprocessing_context="fork" if workers else None))
+    loader = iter(Loader(dataset, num_workers=2, multiprocessing_context="fork"))
     with ThreadPoolExecutor(1) as thread:
         found = thread.submit(lambda: [values_of(batch) for batch in loader])
         for _ in range(footers + 2):
             assert passed.acquire(timeout=60)
         os.kill(run.pid, signal.SIGKILL)
         killed.set()
-        assert found.result() == expected(published, max(1, workers))
+        assert found.result() == expected(published, 2)
     dataset_of(tmp_path / "cache", remote, slow)  # where all that is read was there, nobody has missed the run
     check_cache(tmp_path / "cache", lake)
 
 
-def test_ranks_that_start_at_once_read_from_one_run(lake: Path, published: Path, tmp_path: Path) -> None:
-    ranks = Ranks(2)
-    try:
-        cache = tmp_path / "cache"
-        found = ranks.run(tmp_path / "store", [cache] * 2, workers=1, batch_size=100, source=str(lake))
-        assert found == ranks.run(tmp_path / "other", [published] * 2, workers=1, batch_size=100)
-    finally:
-        ranks.close()
+def test_ranks_that_start_at_once_read_from_one_run(
+    lake: Path, published: Path, tmp_path: Path, run_ranks: RunRanks
+) -> None:
+    cache = tmp_path / "cache"
+    found = run_ranks([cache] * 2, workers=1, batch_size=100, source=str(lake))
+    assert found == run_ranks([published] * 2, workers=1, batch_size=100)
     check_cache(cache, lake)
     becomes_true(lambda: len(pqcache.log(cache)) > 0)  # written when it is published
     assert [entry["published"] for entry in pqcache.log(cache)] == [True]
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("round_", range(12))
+@pytest.mark.parametrize("round_", range(4))
 def test_runs_that_are_killed_at_any_moment(
     remote: str,
     slow: Proxy,
