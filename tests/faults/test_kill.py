@@ -30,7 +30,7 @@ from tests.faults.checks import Rows, check_clean, check_snapshot, rows_at
 from tests.faults.runner import Runner, RunResult
 from tests.faults.sweep import DEPTHS, points_to_try
 from tests.forked_commands import run_pqcache
-from tests.remote import Remote, make_remote
+from tests.remote import STORES, Remote, make_remote
 
 SIZE = ["--row-group-size", "32k"]
 PART = ["--columns", "id,title,price", "--where", "price < 0.7"]
@@ -139,7 +139,7 @@ def finished(runner: Runner, scenario: Scenario) -> RunResult:
 
 
 @pytest.mark.parametrize("deep", DEPTHS)
-@pytest.mark.parametrize("kind", ["plain", "rewritten", "columns", "first", "cut", "keys"])
+@pytest.mark.parametrize("kind", ["rewritten", pytest.param("columns", marks=pytest.mark.deep), "first", "cut", "keys"])
 def test_killed_before_each_operation(kind: str, deep: bool, runner: Runner, tmp_path: Path) -> None:
     scenario = make_scenario(runner, tmp_path, kind)
     scenario.restart()
@@ -189,7 +189,7 @@ def test_killed_again_and_again(deep: bool, runner: Runner, tmp_path: Path) -> N
     scenario = make_scenario(runner, tmp_path, "rewritten")
     rng = random.Random(3)
     size = sum(path.stat().st_size for path in scenario.lake.rglob("*.parquet"))
-    for _ in range(20 if deep else 1):
+    for _ in range(8 if deep else 1):
         scenario.restart()
         for number in range(10):
             at = rng.randrange(20, 90 + number * 25)
@@ -220,19 +220,13 @@ def test_the_sweep_sees_a_broken_publish(runner: Runner, tmp_path: Path, monkeyp
     assert any(re.search("No such file|manifest|is not a snapshot", text) for text in complaints), complaints
 
 
-@pytest.fixture(
-    params=[
-        "path",
-        pytest.param("hdfs", marks=[pytest.mark.hdfs, pytest.mark.deep]),
-        pytest.param("s3", marks=[pytest.mark.s3, pytest.mark.deep]),
-    ]
-)
+@pytest.fixture(params=["path", STORES[1], STORES[3]])
 def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Remote]:
     yield from make_remote(request.param, request, tmp_path)
 
 
-@pytest.mark.parametrize("deep", DEPTHS)
-def test_the_command_killed_after_a_random_delay(deep: bool, remote: Remote, tmp_path: Path) -> None:
+@pytest.mark.deep
+def test_the_command_killed_after_a_random_delay(remote: Remote, tmp_path: Path) -> None:
     """The real thing: another process, killed from outside at a moment of its run."""
     made, cache, start = tmp_path / "made", tmp_path / "cache", tmp_path / "start"
     words = ["sync", remote.url, str(cache), "--keep", "1", "-q", *SIZE]
@@ -250,7 +244,7 @@ def test_the_command_killed_after_a_random_delay(deep: bool, remote: Remote, tmp
     new = rows_at(made)
     rng = random.Random(11)
     longest = shortest = 0.0
-    for number in range(10 if deep else 2):
+    for number in range(5):
         shutil.rmtree(cache)
         shutil.copytree(start, cache, symlinks=True)
         began = time.monotonic()

@@ -25,7 +25,7 @@ def watched(runner: Runner, tmp_path: Path, kind: str, **more: object) -> RunRes
     return ran
 
 
-@pytest.mark.parametrize("kind", ["plain", "rewritten", "columns", "first", "cut", "keys"])
+@pytest.mark.parametrize("kind", ["rewritten", "columns", "first", "cut", "keys"])
 def test_what_becomes_visible_is_on_disk(kind: str, runner: Runner, tmp_path: Path) -> None:
     ran = watched(runner, tmp_path, kind)
     seen = "\n".join(ran.order["seen"])
