@@ -23,7 +23,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pqcache.errors import ParquetError, SourceUnavailable, UsageError
+from pqcache.errors import ParquetError, UsageError
 from pqcache.parquet import footer, thrift
 from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.local import LocalSource
@@ -148,7 +148,7 @@ WRITERS = {
     "int decimals": {"store_decimal_as_integer": True, "column_encoding": {"id": "DELTA_BINARY_PACKED"}},
 }
 WRITERS["int decimals"]["use_dictionary"] = ["kind"]
-SOME = [["id"], ["kind", "tree"], ["pairs", "words", "a.b"], ["blob", "fixed", "price", "when", "text"], None]
+SOME = [["id"], ["kind", "tree", "pairs", "words", "a.b"], None]
 
 
 @pytest.mark.parametrize("columns", SOME, ids=str)
@@ -176,52 +176,15 @@ def test_columns_are_copied_as_bytes(tmp_path: Path, writer: str, columns: list[
     assert len(pd.read_parquet(remote.target)) == ALL.num_rows
 
 
-def test_fetches_little_more_than_the_chunks(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    rows = 400_000
-    table = pa.table(
-        {
-            "id": pa.array(range(rows)),
-            "x": rng.random(rows),
-            "y": rng.random(rows),
-            "z": rng.random(rows),
-        }
-    )
-    remote = Remote(tmp_path, table, row_group_size=100_000, use_dictionary=False, compression="none")
-    for columns, groups, where in [
-        (["x"], range(4), None),
-        (["id", "z"], range(4), None),
-        (["y"], [1, 2], "id >= 100000 and id < 300000"),
-        (["z"], [2], "id = 250000"),
-        (["x"], [], "id < 0"),
-    ]:
-        remote.source.ranges.clear()
-        remote.received = 0
-        remote.fetch(columns, where)
-        used = {*columns, *(["id"] if where and "=" in where and len(groups) == 1 else [])}
-        metadata = pq.read_metadata(remote.path)
-        names = metadata.schema.names
-        wanted = sum(
-            metadata.row_group(group).column(names.index(name)).total_compressed_size
-            for group in groups
-            for name in used
-        )
-        assert wanted <= remote.source.bytes <= wanted + SLACK
-        assert len(remote.source.ranges) <= 1 + len(used) * len(groups)
-
-
 def test_near_ranges_are_read_in_one_go(tmp_path: Path) -> None:
     table = pa.table({f"c{n:02d}": np.random.default_rng(n).random(5000) for n in range(40)})
     remote = Remote(tmp_path, table, row_group_size=1000, use_dictionary=False)
     got = remote.fetch([f"c{n:02d}" for n in range(0, 40, 3)])
     assert got.column_names == [f"c{n:02d}" for n in range(0, 40, 3)]
     assert len(remote.source.ranges) == 2  # the tail, and the rest at once
-
-
-def test_a_small_file_is_read_once(tmp_path: Path) -> None:
-    remote = Remote(tmp_path, everything(100))
-    remote.fetch(["id", "tree"], "id > 50")
-    assert remote.source.ranges == [(0, remote.file.identity.size)]
+    small = Remote(tmp_path / "small", everything(100))
+    small.fetch(["id", "tree"], "id > 50")
+    assert small.source.ranges == [(0, small.file.identity.size)]
 
 
 CONDITIONS = [
@@ -395,19 +358,6 @@ def test_errors_name_what_is_wrong(tmp_path: Path) -> None:
     assert remote.fetch(None, "a.b = 1").num_rows == 1
 
 
-def test_a_short_body_is_worth_another_try(tmp_path: Path) -> None:
-    remote = Remote(tmp_path, pa.table({"x": np.random.default_rng(0).random(100_000)}), use_dictionary=False)
-    remote.source.change = lambda offset, data: data[:1000]
-    with pytest.raises(SourceUnavailable, match="ended after 1,000 of"):
-        remote.fetch()
-    remote.source.change = lambda offset, data: data if len(data) <= SLACK else data[:5000]
-    with pytest.raises(SourceUnavailable, match="ended after 5,000 of"):
-        remote.fetch()
-    remote.received = remote.source.bytes
-    remote.source.change = lambda offset, data: data
-    assert remote.fetch().num_rows == 100_000
-
-
 def test_damaged_files_are_named(tmp_path: Path) -> None:
     sink = io.BytesIO()
     pq.write_table(everything(50), sink, write_page_checksum=True)
@@ -417,7 +367,7 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
         with pytest.raises(ParquetError, match=r"a\.parquet"):
             Remote(tmp_path / str(number), data).fetch(["id"])
     rng = np.random.default_rng(0)
-    for number in range(150):
+    for number in range(40):
         data = bytearray(whole)
         data[len(whole) - 8 - int(rng.integers(1, length))] ^= 1 << int(rng.integers(8))
         remote = Remote(tmp_path / f"flip{number}", bytes(data))

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pqcache.errors import ParquetError
 from pqcache.parquet.projection import TableColumn
 from pqcache.store.drivers.base import FileShape
 from pqcache.store.drivers.local import LocalSource
@@ -104,8 +103,3 @@ def test_a_row_group_of_which_all_rows_are_deleted_is_not_downloaded(tmp_path: P
     found, received = _download(tmp_path, _shape(np.arange(20_000), mapped=True), Subset())
     assert found["user"].to_numpy().tolist() == numbers[20_000:].tolist()
     assert received < everything - 100_000
-
-
-def test_deleted_rows_behind_the_end_are_refused(root: Path) -> None:
-    with pytest.raises(ParquetError, match=r"its table deletes row 1,200 of it, and it has 1,200"):
-        _download(root, _shape(np.array([3, _ROWS]), mapped=False), Subset())

@@ -87,22 +87,6 @@ class Filling:
         return self.report
 
 
-def killed_at_first(reads: LocalReads, source: Path, cache: Path, **how: Any) -> ArrivingSnapshot:
-    """Let a run end before the first file that it reads of an arriving snapshot; return that snapshot."""
-
-    def kill(*_: object) -> None:
-        if find_arriving(CacheDirectory(cache)) is not None:
-            raise KeyboardInterrupt
-
-    reads.before = kill
-    with pytest.raises(KeyboardInterrupt):
-        pqcache.sync(source, cache, fill=True, **how)
-    reads.before = lambda *_: None
-    snapshot = find_arriving(CacheDirectory(cache))
-    assert snapshot is not None
-    return snapshot
-
-
 def wait_for(found: Callable[[], Any]) -> Any:
     """Return what ``found`` returns as soon as it is true."""
     deadline = time.monotonic() + WAIT

@@ -12,10 +12,9 @@ import pytest
 
 import pqcache
 from pqcache.errors import SourceChanged
-from pqcache.store.arriving import ArrivingSnapshot, arriving_snapshots, find_arriving
-from pqcache.store.cache_directory import CacheDirectory
+from pqcache.store.arriving import ArrivingSnapshot
 from pqcache.store.layout import ARRIVED, RUN
-from pqcache.store.sync import fill, incremental
+from pqcache.store.sync import fill
 from pqcache.system.locks import user_name
 from tests.datasets import files_of
 from tests.store.sync.fill.filling import Filling, LocalReads, check_same, wait_for
@@ -55,17 +54,6 @@ def published_files(cache: Path) -> dict[str, bytes]:
     return {path: (cache / "current" / path).read_bytes() for path in files_of(cache / "current")}
 
 
-def ended(filling: Filling, error: BaseException) -> None:
-    """Let a run end by an error in its next read, as if it had been killed."""
-
-    def fail(*_: object) -> None:
-        raise error
-
-    filling.reads.before = fail
-    with pytest.raises(type(error)):
-        filling.end()
-
-
 def whole(made: Path, path: str, listings: int = 1) -> int:
     """Return the bytes that are read of a file which is fetched once, and of its end for each listing."""
     return (made / path).stat().st_size + listings * TAIL
@@ -73,21 +61,6 @@ def whole(made: Path, path: str, listings: int = 1) -> int:
 
 def fetched(reads: LocalReads, path: str) -> int:
     return sum(length for name, _, length in reads.done if name == path)
-
-
-def test_changed_before_the_second_listing(reads: LocalReads, made: Path, other: Path, tmp_path: Path) -> None:
-    path = files_of(made)[1]
-
-    def change(name: str, offset: int, length: int) -> None:
-        if name == files_of(made)[2]:
-            reads.before = lambda *_: None
-            replace_file(made, other, path)
-
-    reads.before = change
-    report = pqcache.sync(made, tmp_path / "cache", fill=True, jobs=1)
-    assert report.published
-    assert published_files(tmp_path / "cache") == {name: (made / name).read_bytes() for name in files_of(made)}
-    assert arriving_snapshots(CacheDirectory(tmp_path / "cache")) == []
 
 
 @pytest.mark.parametrize("vanishes", [False, True], ids=["changes", "vanishes"])
@@ -138,22 +111,6 @@ def test_a_file_of_a_snapshot_that_is_read(reads: LocalReads, made: Path, other:
     assert not (tmp_path / "cache" / "arriving").exists()
 
 
-def test_a_source_that_never_rests(
-    reads: LocalReads, made: Path, other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(incremental, "NEW_LISTINGS", 1)
-    path = files_of(made)[0]
-
-    def change(name: str, offset: int, length: int) -> None:
-        if name == path and find_arriving(CacheDirectory(tmp_path / "cache")) is not None:
-            os.utime(made / path)
-
-    reads.before = change
-    with pytest.raises(pqcache.SourceIncomplete, match="keeps changing"):
-        pqcache.sync(made, tmp_path / "cache", fill=True)
-    assert CacheDirectory(tmp_path / "cache").current() is None
-
-
 def test_a_file_that_comes_later_is_left_to_the_next_run(reads: LocalReads, made: Path, tmp_path: Path) -> None:
     filling = Filling(reads, made, tmp_path / "cache")
     snapshot = filling.arriving()
@@ -183,16 +140,11 @@ def leave_one_file(reads: LocalReads, made: Path, cache: Path) -> ArrivingSnapsh
     return snapshot
 
 
-def test_gc_keeps_what_a_run_will_continue(reads: LocalReads, made: Path, tmp_path: Path) -> None:
-    snapshot = leave_one_file(reads, made, tmp_path / "cache")
-    assert pqcache.gc(tmp_path / "cache").removed == ()
-    assert snapshot.path.exists()
-
-
 @pytest.mark.parametrize("fill", [True, False], ids=["fill", "plain"])
 def test_the_next_run_goes_on(fill: bool, reads: LocalReads, made: Path, tmp_path: Path) -> None:
     snapshot = leave_one_file(reads, made, tmp_path / "cache")
     held = (snapshot.path / files_of(made)[0]).stat().st_size
+    assert pqcache.gc(tmp_path / "cache").removed == ()
     report = pqcache.sync(made, tmp_path / "cache", fill=fill)
     assert report.snapshot == snapshot.id
     assert report.fetched_bytes == snapshot_bytes(made) - held
@@ -235,18 +187,6 @@ def test_others_who_lock_the_file_of_a_run(reads: LocalReads, made: Path, tmp_pa
 
 def snapshot_bytes(made: Path) -> int:
     return sum((made / path).stat().st_size for path in files_of(made))
-
-
-def test_the_next_run_of_another_listing_takes_over_complete_files(
-    reads: LocalReads, made: Path, other: Path, tmp_path: Path
-) -> None:
-    snapshot = leave_one_file(reads, made, tmp_path / "cache")
-    replace_file(made, other, files_of(made)[1])
-    report = pqcache.sync(made, tmp_path / "cache")
-    assert report.snapshot != snapshot.id
-    assert fetched(reads, files_of(made)[0]) == TAIL
-    pqcache.sync(made, tmp_path / "plain")
-    check_same(tmp_path / "plain", tmp_path / "cache")
 
 
 def test_a_snapshot_that_is_read_is_continued_though_there_is_more(
@@ -304,21 +244,15 @@ def test_after_a_restart_of_the_machine_files_are_read_again(
     check_same(tmp_path / "plain", tmp_path / "cache")
 
 
-def test_a_torn_record_of_checked_files(reads: LocalReads, made: Path, tmp_path: Path) -> None:
-    snapshot = leave_one_file(reads, made, tmp_path / "cache")
-    record = snapshot.path / ARRIVED
-    record.write_bytes(record.read_bytes()[:-5])
-    report = pqcache.sync(made, tmp_path / "cache")
-    assert report.snapshot == snapshot.id
-    pqcache.sync(made, tmp_path / "plain")
-    check_same(tmp_path / "plain", tmp_path / "cache")
-
-
-@pytest.mark.parametrize("name", ["_pqcache/changed.json", "_pqcache/row_groups.arrow", "_pqcache/files.arrow"])
+@pytest.mark.parametrize("name", ["changed.json", "row_groups.arrow", "files.arrow", "a torn record"])
 def test_a_damaged_file_of_the_run(name: str, reads: LocalReads, made: Path, tmp_path: Path) -> None:
     snapshot = leave_one_file(reads, made, tmp_path / "cache")
-    (snapshot.path / name).unlink(missing_ok=True)
-    (snapshot.path / name).write_bytes(b"damaged" * 100)
+    if name == "a torn record":  # of the files that were checked
+        record = snapshot.path / ARRIVED
+        record.write_bytes(record.read_bytes()[:-5])
+    else:
+        (snapshot.path / "_pqcache" / name).unlink(missing_ok=True)
+        (snapshot.path / "_pqcache" / name).write_bytes(b"damaged" * 100)
     report = pqcache.sync(made, tmp_path / "cache")
     assert report.published
     pqcache.sync(made, tmp_path / "plain")
@@ -341,12 +275,3 @@ def test_complete_downloads_of_a_plain_run_are_taken_over(reads: LocalReads, mad
     assert [fetched(reads, path) for path in files_of(made)] == [TAIL, TAIL, whole(made, third)]
     pqcache.sync(made, tmp_path / "plain")
     check_same(tmp_path / "plain", tmp_path / "cache")
-
-
-def test_a_source_that_does_not_come_back(reads: LocalReads, made: Path, tmp_path: Path) -> None:
-    filling = Filling(reads, made, tmp_path / "cache", retry_for=0, jobs=1)
-    snapshot = filling.arriving()
-    ended(filling, pqcache.SourceUnavailable(str(made), "connection refused"))
-    assert not snapshot.is_abandoned()
-    reads.before = lambda *_: None
-    assert pqcache.sync(made, tmp_path / "cache").snapshot == snapshot.id
