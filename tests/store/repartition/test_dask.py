@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from tests.store.repartition.test_to_target import contents
 from tests.store.serve.serving import TOKEN, served
 
 if TYPE_CHECKING:
+    from tests.conftest import Bucket
     from tests.servers.hdfs import Hdfs
 
 pytest.importorskip("distributed")
@@ -34,17 +35,37 @@ class Cluster:
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         self.directory, self.stack = directory, stack
         self.workers: list[subprocess.Popen[bytes]] = []
+        self._start_scheduler()
+
+    def _start_scheduler(self) -> None:
         self.scheduler, log = self._start("scheduler", [], {})
         self.url = wait_for(self.scheduler, log, "Scheduler at:").split()[-1]
 
-    def add(self, count: int, environment: dict[str, str] | None = None, *options: str) -> Cluster:
-        """Start workers, and return when they are registered."""
+    def at_least(self, count: int) -> Cluster:
+        """Start what is not at work any more, and return when that many workers are registered."""
+        if self.scheduler.poll() is not None:
+            self._start_scheduler()
+            self.workers = []
+        self.workers = [worker for worker in self.workers if worker.poll() is None]
+        self.workers += self.add(max(0, count - len(self.workers)), {})
+        return self
+
+    def add(self, count: int, environment: dict[str, str], *options: str) -> list[subprocess.Popen[bytes]]:
         words = [self.url, "--no-nanny", "--nthreads", "1", "--memory-limit", "0", *options]
-        started = [self._start("worker", words, environment or {}) for _ in range(count)]
+        started = [self._start("worker", words, environment) for _ in range(count)]
         for process, log in started:
             wait_for(process, log, "Registered to:")
-            self.workers.append(process)
-        return self
+        return [process for process, _ in started]
+
+    @contextmanager
+    def odd_worker(self, environment: dict[str, str], *options: str) -> Iterator[None]:
+        """A worker that is not as the others, for a test."""
+        (worker,) = self.add(1, environment, *options)
+        try:
+            yield
+        finally:
+            worker.kill()
+            worker.wait()
 
     def _start(self, what: str, words: list[str], environment: dict[str, str]) -> tuple[subprocess.Popen[bytes], Path]:
         log = self.directory / f"{what}-{len(list(self.directory.iterdir()))}.log"
@@ -72,12 +93,17 @@ def wait_for(process: subprocess.Popen[bytes], log: Path, text: str) -> str:
     raise AssertionError(f"{log.name} never said {text!r}:\n{log.read_text()}")
 
 
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One cluster for all tests; each says how many workers it needs."""
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        patch.setenv("PQCACHE_TOKEN", TOKEN)
+        yield Cluster(tmp_path_factory.mktemp("cluster"), stack)
+
+
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    directory = tmp_path / "cluster"
-    directory.mkdir()
-    with ExitStack() as stack:
-        yield Cluster(directory, stack)
+def shop(tmp_path: Path) -> Path:
+    return write_shop(tmp_path / "shop", days=4, files=2, rows=300)
 
 
 def run(source: object, target: object, cluster: Cluster, on_event: Callable[[Event], None] = lambda event: None):  # type: ignore[no-untyped-def]
@@ -85,36 +111,34 @@ def run(source: object, target: object, cluster: Cluster, on_event: Callable[[Ev
 
 
 @pytest.mark.hdfs
-def test_a_worker_is_killed_half_way(hdfs: Hdfs, hdfs_dir: str, cluster: Cluster, tmp_path: Path) -> None:
-    shop = write_shop(tmp_path / "shop", days=6)
+def test_a_worker_is_killed_half_way(hdfs: Hdfs, hdfs_dir: str, cluster: Cluster, shop: Path, tmp_path: Path) -> None:
     hdfs.upload_tree(shop, f"{hdfs_dir}/source")
     pqcache.repartition(f"{hdfs_dir}/source", tmp_path / "local", row_group_size=LIMIT)
-    cluster.add(2)
-    events: list[Event] = []
+    events, (worker, *_) = list[Event](), cluster.at_least(2).workers
 
     def kill(event: Event) -> None:
         events.append(event)
-        if isinstance(event, Rewrote) and cluster.workers[0].poll() is None:
-            cluster.workers[0].send_signal(signal.SIGKILL)  # while it does a job and others wait for it
-            cluster.workers[0].wait()
+        if isinstance(event, Rewrote) and worker.poll() is None:
+            worker.kill()  # while it does a job and others wait for it
+            worker.wait()
 
     report = run(f"{hdfs_dir}/source", f"{hdfs_dir}/target", cluster, kill)
-    assert cluster.workers[0].returncode == -signal.SIGKILL
+    assert worker.returncode == -signal.SIGKILL
     assert sorted(event.directory for event in events if isinstance(event, Rewrote)) == sorted(
         path.name for path in (tmp_path / "local").iterdir()
     )
     local = {path: (tmp_path / "local" / path).read_bytes() for path in files_of(tmp_path / "local")}
     assert contents(f"{hdfs_dir}/target") == local
-    assert (report.directories, report.rewritten, report.rows) == (6, 6, 7200)
+    assert (report.directories, report.rewritten, report.rows) == (4, 4, 2400)
 
 
 def test_a_served_cache_that_publishes(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers, each with a source of its own, read the snapshot that was listed."""
-    lake, node = write_shop(tmp_path / "lake", days=2, files=2), tmp_path / "node"
+    lake, node = write_shop(tmp_path / "lake", days=2, files=2, rows=300), tmp_path / "node"
     pqcache.sync(lake, node, keep=1)
     pqcache.repartition(node / "current", tmp_path / "local", row_group_size=LIMIT)
     monkeypatch.setenv("PQCACHE_TOKEN", TOKEN)
-    cluster.add(1)
+    cluster.at_least(1)
 
     def publish(event: Event) -> None:
         if isinstance(event, Started) and event.phase == "rewrite":
@@ -128,25 +152,25 @@ def test_a_served_cache_that_publishes(cluster: Cluster, tmp_path: Path, monkeyp
 
 @pytest.mark.s3
 @pytest.mark.deep
-def test_s3_and_a_shared_path(request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    bucket = request.getfixturevalue("s3_bucket")  # the workers need its environment: first
-    cluster = request.getfixturevalue("cluster").add(1)
-    shop = write_shop(tmp_path / "shop")
+def test_s3_and_a_shared_path(s3_bucket: Bucket, shop: Path, tmp_path: Path) -> None:
     pqcache.repartition(shop, tmp_path / "local", row_group_size=LIMIT)
-    local = {path: (tmp_path / "local" / path).read_bytes() for path in files_of(tmp_path / "local")}
-    run(shop, f"{bucket.url}/out", cluster)
-    assert contents(f"{bucket.url}/out") == local
-    run(f"{bucket.url}/out", tmp_path / "again", cluster)
+    local = contents(str(tmp_path / "local"))
+    directory = tmp_path / "cluster"
+    directory.mkdir()
+    with ExitStack() as stack:  # workers need the environment of the bucket
+        cluster = Cluster(directory, stack).at_least(1)
+        run(shop, f"{s3_bucket.url}/out", cluster)
+        assert contents(f"{s3_bucket.url}/out") == local
+        run(f"{s3_bucket.url}/out", tmp_path / "again", cluster)
     assert contents(str(tmp_path / "again")) == local
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_job_that_fails_ends_the_run_and_the_next_goes_on(cluster: Cluster, tmp_path: Path) -> None:
-    shop = write_shop(tmp_path / "shop", days=4)
+def test_a_job_that_fails_ends_the_run_and_the_next_goes_on(cluster: Cluster, shop: Path, tmp_path: Path) -> None:
     bad = shop / "dt=2026-11-04" / "part-00001.parquet"
     good = bad.read_bytes()
     bad.write_bytes(good[:4] + b"\xff" * 20 + good[24:])  # the footer is read before anything is begun
-    cluster.add(1)
+    cluster.at_least(1)
     with pytest.raises(pqcache.ParquetError, match=r"part-00001\.parquet"):
         run(shop, tmp_path / "out", cluster)
     assert not (tmp_path / "out").exists()
@@ -155,22 +179,7 @@ def test_a_job_that_fails_ends_the_run_and_the_next_goes_on(cluster: Cluster, tm
     assert (report.kept, report.rewritten) == (3, 1)
 
 
-def test_the_scheduler_is_killed_half_way(cluster: Cluster, tmp_path: Path) -> None:
-    shop = write_shop(tmp_path / "shop", days=6)
-    cluster.add(1)
-
-    def kill(event: Event) -> None:
-        if isinstance(event, Rewrote):
-            cluster.scheduler.kill()
-            cluster.scheduler.wait()
-
-    with pytest.raises(pqcache.SourceUnavailable, match="the cluster is gone or has dropped partition dt="):
-        run(shop, tmp_path / "out", cluster, kill)
-    assert pqcache.repartition(shop, tmp_path / "out", row_group_size=LIMIT).kept >= 1
-
-
-def test_no_scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shop = write_shop(tmp_path / "shop")
+def test_no_scheduler(shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for address, why in (
         ("tcp://127.0.0.1:1", "no Dask scheduler answers"),
         ("127.0.0.1:8786", "write it like tcp://"),
@@ -184,40 +193,53 @@ def test_no_scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["shop"]
 
 
-def test_another_version_on_a_worker(cluster: Cluster, tmp_path: Path) -> None:
+def test_another_version_on_a_worker(cluster: Cluster, shop: Path, tmp_path: Path) -> None:
     other = tmp_path / "site" / "pqcache-9.9.dist-info"
     other.mkdir(parents=True)
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: pqcache\nVersion: 9.9\n")
-    cluster.add(1, {"PYTHONPATH": str(tmp_path / "site")})
-    with pytest.raises(pqcache.UsageError, match=r"worker tcp://127\.0\.0\.1:\d+: pqcache is version 9\.9, here it is"):
-        run(write_shop(tmp_path / "shop"), tmp_path / "out", cluster)
+    reason = r"worker tcp://127\.0\.0\.1:\d+: pqcache is version 9\.9, here it is"
+    with (
+        cluster.at_least(0).odd_worker({"PYTHONPATH": str(tmp_path / "site")}),
+        pytest.raises(pqcache.UsageError, match=reason),
+    ):
+        run(shop, tmp_path / "out", cluster)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_path_that_a_worker_does_not_see(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_path_that_a_worker_does_not_see(cluster: Cluster, shop: Path, tmp_path: Path) -> None:
     """A worker that looks at another disk: its file system is blind to what lies in the test's directory."""
-    shop = write_shop(tmp_path / "shop")
     blind = tmp_path / "blind.py"
     blind.write_text(
         "import genericpath\n"  # where os.path.exists comes from
         "genericpath.sees = see = getattr(genericpath, 'sees', genericpath.exists)\n"  # it is loaded twice
         f"genericpath.exists = lambda path: str(path) != {str(shop)!r} and see(path)\n"
     )
-    cluster.add(1, {}, "--preload", str(blind))
-    with pytest.raises(pqcache.UsageError, match=r"shop: 1 worker cannot see it"):
+    reason = r"shop: 1 worker cannot see it"
+    with cluster.at_least(0).odd_worker({}, "--preload", str(blind)), pytest.raises(pqcache.UsageError, match=reason):
         run(shop, tmp_path / "out", cluster)
 
 
-def test_a_job_of_another_version_is_refused(tmp_path: Path) -> None:
+def test_the_scheduler_is_killed_half_way(cluster: Cluster, shop: Path, tmp_path: Path) -> None:
+    cluster.at_least(1)
+
+    def kill(event: Event) -> None:
+        if isinstance(event, Rewrote):
+            cluster.scheduler.kill()
+            cluster.scheduler.wait()
+
+    with pytest.raises(pqcache.SourceUnavailable, match="the cluster is gone or has dropped partition dt="):
+        run(shop, tmp_path / "out", cluster, kill)
+    assert pqcache.repartition(shop, tmp_path / "out", row_group_size=LIMIT).kept >= 1
+
+
+def test_a_job_of_another_version_is_refused(shop: Path, tmp_path: Path) -> None:
     from dataclasses import replace
 
     from pqcache.parquet.rewrite.options import RewriteOptions
     from pqcache.store.repartition.partition_job import run_job
     from tests.store.repartition.test_to_target import job_for
 
-    job = job_for(
-        write_shop(tmp_path / "shop"), str(tmp_path / "out"), "dt=2026-11-01", RewriteOptions(row_group_size=LIMIT)
-    )
+    job = job_for(shop, str(tmp_path / "out"), "dt=2026-11-01", RewriteOptions(row_group_size=LIMIT))
     with pytest.raises(pqcache.UsageError, match=r"not the version that was started, 9\.9"):
         run_job(replace(job, version="9.9"))
     endpoints = replace(job.endpoints, source="s3://key:hidden@lake/shop", source_options={"secret": "hidden"})
