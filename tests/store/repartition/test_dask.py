@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tests.servers.hdfs import Hdfs
 
 pytest.importorskip("distributed")
+pytestmark = pytest.mark.xdist_group("hdfs")  # one cluster, in the process that has the HDFS of a test
 LIMIT = 32 << 10
 _WITHIN = 60.0  # seconds for a process to say that it is ready
 
@@ -198,10 +199,8 @@ def test_another_version_on_a_worker(cluster: Cluster, shop: Path, tmp_path: Pat
     other.mkdir(parents=True)
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: pqcache\nVersion: 9.9\n")
     reason = r"worker tcp://127\.0\.0\.1:\d+: pqcache is version 9\.9, here it is"
-    with (
-        cluster.at_least(0).odd_worker({"PYTHONPATH": str(tmp_path / "site")}),
-        pytest.raises(pqcache.UsageError, match=reason),
-    ):
+    worker = cluster.at_least(0).odd_worker({"PYTHONPATH": str(tmp_path / "site")})
+    with worker, pytest.raises(pqcache.UsageError, match=reason):
         run(shop, tmp_path / "out", cluster)
     assert not (tmp_path / "out").exists()
 
