@@ -1,4 +1,4 @@
-"""A database of its own for each test, in a metastore of this process and, with `make test-deep`, in a real one."""
+"""A database of its own for each test, in a metastore of this process or, with `make test-deep`, in a real one."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tests.store.tables.hive_metastore.databases import Database, connected, mak
 from tests.store.tables.hive_metastore.fakes import FakeMetastore, metastore
 
 
-@pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.hive)])
+@pytest.fixture
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
-    """A new, empty database."""
-    if request.param == "real":
+    """A new, empty database; see `IN_BOTH`."""
+    if getattr(request, "param", "fake") == "real":
         hive = request.getfixturevalue("hive")
         with connected(hive) as client:
             yield make_database(client, hive.url, f"db{uuid.uuid4().hex[:12]}", tmp_path)

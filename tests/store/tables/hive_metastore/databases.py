@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from hive_metastore.ThriftHiveMetastore import Client
 from hive_metastore.ttypes import Database as HiveDatabase
 from hive_metastore.ttypes import FieldSchema, Partition, SerDeInfo, StorageDescriptor, Table
@@ -24,6 +25,8 @@ PARQUET = (
     "org.apache.hadoop.hive.ql.io.parquet.serde.ParquetHiveSerDe",
 )
 ORC = ("org.apache.hadoop.hive.ql.io.orc.OrcInputFormat", "org.apache.hadoop.hive.ql.io.orc.OrcSerde")
+# a test of what a real metastore might answer otherwise
+IN_BOTH = pytest.mark.parametrize("database", ["fake", pytest.param("real", marks=pytest.mark.hive)], indirect=True)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pqcache.errors import SourceError, SourceIncomplete, UsageError
 from pqcache.events import Event, Warned
 from pqcache.store.tables import hive as hive_table
 from tests.forked_commands import run_pqcache
-from tests.store.tables.hive_metastore.databases import ORC, PARQUET, Database, write_ids
+from tests.store.tables.hive_metastore.databases import IN_BOTH, ORC, PARQUET, Database, write_ids
 
 if TYPE_CHECKING:
     from tests.servers.hdfs import Hdfs
@@ -50,6 +50,7 @@ def daily(database: Database, home: Path, days: int = 3) -> str:
     return url
 
 
+@IN_BOTH
 def test_partitions_are_taken_wherever_they_are_and_others_are_not(database: Database, tmp_path: Path) -> None:
     home = tmp_path / "t"
     url = database.table("t", home, {"dt": "string", "region": "int"})
@@ -82,6 +83,7 @@ def test_partitions_are_taken_wherever_they_are_and_others_are_not(database: Dat
     assert (again.published, again.unchanged, again.fetched_bytes) == (False, 7, 0)
 
 
+@IN_BOTH
 def test_partition_columns_have_the_types_of_the_table(database: Database, tmp_path: Path) -> None:
     kinds = {"a": "string", "b": "int", "c": "date", "d": "decimal(9,2)", "e": "varchar(9)", "f": "timestamp"}
     url = database.table("t", tmp_path / "t", kinds)
@@ -111,6 +113,7 @@ def test_a_value_that_is_none_of_its_type_is_refused(database: Database, tmp_pat
         pqcache.sync(url, tmp_path / "cache")
 
 
+@IN_BOTH
 def test_a_second_night_with_an_added_a_dropped_and_a_moved_partition(database: Database, tmp_path: Path) -> None:
     url = daily(database, tmp_path / "t", 4)
     pqcache.sync(url, tmp_path / "cache")
@@ -147,6 +150,7 @@ def test_directories_of_unknown_partitions_inside_of_a_location_are_not_taken(
     assert held(tmp_path / "cache") == {".": [1]}
 
 
+@IN_BOTH
 def test_directories_of_skewed_values_are_the_tables_own(database: Database, tmp_path: Path) -> None:
     url = database.table("t", tmp_path / "t", subdirectories=True)
     write_ids(tmp_path / "t" / "id=1" / "000000_0", [1])
@@ -186,6 +190,7 @@ def test_partitions_without_files_are_reported(database: Database, tmp_path: Pat
     assert len(held(tmp_path / "cache")) == 2
 
 
+@IN_BOTH
 def test_a_table_without_partitions(database: Database, tmp_path: Path) -> None:
     url = database.table("t", tmp_path / "t")
     with pytest.raises(SourceIncomplete, match=f"there is no file at {tmp_path}/t; nothing was published"):
@@ -198,6 +203,7 @@ def test_a_table_without_partitions(database: Database, tmp_path: Path) -> None:
         pqcache.sync(empty, tmp_path / "other")
 
 
+@IN_BOTH
 def test_where_leaves_out_locations_before_they_are_listed(database: Database, tmp_path: Path) -> None:
     url = daily(database, tmp_path / "t", 3)
     database.add("t", (["old"], write_ids(tmp_path / "orc" / "000000_0", [1])), stored=ORC)
@@ -230,6 +236,7 @@ def test_copies_are_as_private_as_the_tables_directory(database: Database, tmp_p
     assert copy.stat().st_mode & 0o077 == 0
 
 
+@IN_BOTH
 @pytest.mark.parametrize(
     ("stored", "parameters", "reason"),
     [
