@@ -19,8 +19,8 @@ from pqcache.events import Event, Started
 from pqcache.store import history, publish
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config
-from pqcache.store.history import append_history, options_of, read_history
-from pqcache.store.layout import HISTORY, RUNNING
+from pqcache.store.history import options_of, read_history
+from pqcache.store.layout import RUNNING
 from tests import ROOT
 from tests.datasets import write_day, write_shop
 
@@ -227,17 +227,3 @@ def test_the_table_says_why_and_what_changed(
     pqcache.sync(cache, row_group_size="8MB")
     print_history(pqcache.log(cache)[-1:])
     assert capsys.readouterr().out.endswith("\n    row_group_size: default -> 8MB\n"), "as it was typed"
-
-
-def test_a_torn_frame_loses_no_other_record(tmp_path: Path) -> None:
-    about = {"time": "2026-11-01T04:00:00+00:00", "command": "sync"}
-    for run in "012":
-        append_history(tmp_path, {**about, "run": run})
-    whole = (tmp_path / HISTORY).read_bytes()
-    append_history(tmp_path, {**about, "run": "torn", "text": "x" * 100})
-    torn = (tmp_path / HISTORY).read_bytes()
-    for length in range(len(whole), len(torn)):
-        (tmp_path / HISTORY).write_bytes(torn[:length])
-        assert [record["run"] for record in read_history(tmp_path)] == [*"012"]
-    append_history(tmp_path, {**about, "run": "3"})
-    assert [record["run"] for record in read_history(tmp_path)] == [*"0123"]

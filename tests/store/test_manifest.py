@@ -3,49 +3,19 @@
 from itertools import pairwise
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import pqcache
 from pqcache.errors import CacheError
 from pqcache.store.layout import FILES, ROW_GROUPS
 from pqcache.store.manifest import (
-    FileEntry,
-    Identity,
-    Manifest,
-    SourceFile,
     assign_sources,
 )
-from pqcache.store.manifest_file import read_manifest, write_manifest
 from tests.damage import flip
 from tests.datasets import write_day, write_shop
-
-_SOURCE = st.builds(
-    SourceFile,
-    st.text(st.characters(codec="utf-8"), max_size=20),
-    st.builds(Identity, st.integers(0, 2**62), st.integers(-(2**62), 2**62), st.text("0123456789abcdef-", max_size=8)),
-)
-_ENTRY = st.builds(
-    FileEntry,
-    path=st.text(st.characters(codec="utf-8"), min_size=1, max_size=20),
-    size=st.integers(0, 2**62),
-    rows=st.integers(0, 2**62),
-    row_groups=st.integers(0, 2**31),
-    sources=st.lists(_SOURCE, max_size=3).map(tuple),
-    recipe=st.sampled_from(["", "row_group_size=134217728"]),
-)
-
-
-@given(st.lists(_ENTRY, max_size=20), st.sampled_from([None, "dt > '1'"]))
-@settings(deadline=None)
-def test_comes_back(tmp_path_factory: pytest.TempPathFactory, entries: list[FileEntry], where: str | None) -> None:
-    path = tmp_path_factory.mktemp("m") / "files.arrow"
-    manifest = Manifest(files=tuple(entries), source="s3://lake/shop", created="2026-11-20T04:00:03+00:00", where=where)
-    write_manifest(manifest, path)
-    assert read_manifest(path) == manifest
 
 
 @given(st.lists(st.integers(0, 5), max_size=8), st.data())
@@ -62,20 +32,6 @@ def test_every_row_and_every_source_is_assigned(source_rows: list[int], data: st
         overlapping = {i for i in range(len(source_rows)) if max(low, starts[i]) < min(high, starts[i + 1])}
         assert overlapping <= set(part)
         assert part == sorted(set(part))
-
-
-def test_damage_and_other_formats_are_named(tmp_path: Path) -> None:
-    path = tmp_path / "files.arrow"
-    with pytest.raises(CacheError, match=r"files\.arrow"):
-        read_manifest(path)
-    path.write_bytes(b"garbage")
-    with pytest.raises(CacheError, match="cannot be read"):
-        read_manifest(path)
-    with pa.OSFile(str(path), "wb") as sink:
-        schema = pa.schema([], {"pqcache": '{"format": 99}'})
-        pa.ipc.new_file(sink, schema).close()
-    with pytest.raises(CacheError, match="format 99"):
-        read_manifest(path)
 
 
 def test_a_cache_from_before_recipes_were_json_is_refused_by_name_and_left_alone(

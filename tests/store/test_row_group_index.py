@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import datetime
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 import pqcache
-from pqcache.parquet.validation import read_footer
 from pqcache.store.file_checks import IndexedFiles
-from pqcache.store.row_group_index import IndexBuilder, build_index, read_index
+from pqcache.store.row_group_index import IndexBuilder, build_index
 from tests.datasets import files_of, write_shop
 
 
@@ -42,61 +39,6 @@ def test_lines_are_what_the_footers_say(tmp_path: Path) -> None:
             assert (line["id:min"], line["id:max"]) == (chunks[0].statistics.min, chunks[0].statistics.max)
             assert line["note:nulls"] == next(c for c in chunks if c.path_in_schema == "note").statistics.null_count
             assert line["tokens:bytes"] == next(c for c in chunks if "tokens" in c.path_in_schema).total_compressed_size
-
-
-def test_comes_back(tmp_path: Path) -> None:
-    root = write_shop(tmp_path / "shop")
-    index = build_index(root, files_of(root))
-    IndexBuilder().write(index.paths, index, tmp_path / "row_groups.arrow")
-    again = read_index(tmp_path / "row_groups.arrow")
-    assert again.table.equals(index.table)
-    assert again.paths == index.paths
-    assert again.schema.equals(index.schema)
-    assert again.schema.names[-1] == "dt"
-    assert again.partitions.equals(index.partitions)
-
-
-def test_an_index_without_row_groups_comes_back(tmp_path: Path) -> None:
-    for day in (1, 2):
-        (tmp_path / f"dt={day}").mkdir()
-        pq.ParquetWriter(tmp_path / f"dt={day}/a.parquet", pa.schema([("a", pa.int64())])).close()
-    index = build_index(tmp_path, ["dt=1/a.parquet", "dt=2/a.parquet"])
-    IndexBuilder().write(index.paths, index, tmp_path / "row_groups.arrow")
-    again = read_index(tmp_path / "row_groups.arrow")
-    assert (len(again), again.paths) == (0, ("dt=1/a.parquet", "dt=2/a.parquet"))
-    assert again.table.equals(index.table)
-    assert again.schema.equals(index.schema)
-    assert again.partitions.equals(index.partitions)
-
-
-def test_threads_may_add_files_at_the_same_time(tmp_path: Path) -> None:
-    root = write_shop(tmp_path)
-    paths = files_of(root)
-    builder, footers = IndexBuilder(), {path: read_footer(root / path) for path in paths}
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        with ThreadPoolExecutor(len(paths)) as pool:
-            list(pool.map(lambda path: builder.add(path, *footers[path]), paths))
-    finally:
-        sys.setswitchinterval(interval)
-    assert builder.finish(paths).table.equals(build_index(root, paths).table)
-
-
-def test_reused_lines_equal_read_ones(tmp_path: Path) -> None:
-    """An index made from the previous one plus new files is the index made from all footers."""
-    root = write_shop(tmp_path)
-    paths = files_of(root)
-    previous = build_index(root, [path for path in paths if "dt=2026-11-02" not in path])
-    builder = IndexBuilder()
-    wanted = [path for path in paths if path != "dt=2026-11-01/part-00001.parquet"]
-    for path in reversed([p for p in wanted if "dt=2026-11-02" in p]):
-        builder.add(path, *read_footer(root / path))
-    index = builder.finish(wanted, previous)
-    expected = build_index(root, wanted)
-    assert index.table.select(expected.table.column_names).equals(expected.table)
-    assert index.paths == expected.paths
-    assert index.partitions.equals(expected.partitions)
 
 
 def test_schema_drift_widens_and_forgets(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def running(*words: object) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.deep)])
 def test_a_server_that_is_ended(number: signal.Signals, shop: Path, token: Path, tmp_path: Path) -> None:
     with running(shop, "--port", 0, "--token-file", token) as server:
         assert server.stdout is not None

@@ -8,17 +8,11 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hive_metastore.ttypes import GetTableResult, MetaException, NoSuchObjectException
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from thrift.protocol.TBinaryProtocol import TBinaryProtocol
-from thrift.Thrift import TMessageType
-from thrift.transport.TTransport import TMemoryBuffer
 
 import pqcache
 from pqcache.errors import (
@@ -32,10 +26,9 @@ from pqcache.errors import (
 )
 from pqcache.store.repartition.partition_job import make_endpoints
 from pqcache.store.tables.base import OpenOptions
-from pqcache.store.tables.hive import BATCH, GET_TABLE_REQ, GET_TABLE_REQUEST, MetastoreTable, ask
+from pqcache.store.tables.hive import BATCH
 from pqcache.store.tables.open_table import open_table
 from pqcache.store.urls import redact
-from tests.examples import examples
 from tests.forked_commands import run_pqcache
 from tests.store.tables.hive_metastore.databases import Database, write_ids
 from tests.store.tables.hive_metastore.fakes import FakeMetastore, metastore, server
@@ -221,43 +214,6 @@ def test_a_silent_server_and_one_that_drips_are_given_up(handler: FakeMetastore)
         listed(f"hive://127.0.0.1:{port}/db.t", timeout=0.2)
     with server(drip) as port, pytest.raises(SourceUnavailable, match="sends too slowly"):
         listed(f"hive://127.0.0.1:{port}/db.t", timeout=0.2)
-
-
-@pytest.fixture
-def answer_about_a_table(handler: FakeMetastore) -> bytes:
-    """What a metastore sends about a table."""
-    with metastore(handler) as port, socket.create_connection(("127.0.0.1", port)) as client:
-        request = GET_TABLE_REQ(a1=GET_TABLE_REQUEST(dbName="db", tblName="t"))
-        transport = TMemoryBuffer()
-        protocol = TBinaryProtocol(transport)
-        protocol.writeMessageBegin("get_table_req", TMessageType.CALL, 0)
-        request.write(protocol)
-        client.sendall(transport.getvalue())
-        client.settimeout(0.2)
-        answer = b""
-        with suppress(TimeoutError):
-            while True:
-                answer += client.recv(10_000)
-    return answer
-
-
-@settings(max_examples=examples(300), suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_damaged_answers_are_errors_of_this_package(
-    data: st.DataObject, answer_about_a_table: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer = bytearray(answer_about_a_table)
-    for _ in range(data.draw(st.integers(1, 4))):
-        answer[data.draw(st.integers(0, len(answer) - 1))] = data.draw(st.integers(0, 255))
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        theirs.sendall(answer[: data.draw(st.integers(len(answer) // 2, len(answer)))])
-        theirs.shutdown(socket.SHUT_WR)
-        monkeypatch.setattr(socket, "create_connection", lambda *_: ours)
-        table = MetastoreTable(url="hive://h/db.t", hosts=(("h", 1),), database="db", name="t", timeout=5)
-        with suppress(PqcacheError):  # a damaged text is as good as any other
-            ask(table, lambda metastore: metastore.table())
-        monkeypatch.undo()
 
 
 @pytest.mark.s3
