@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -272,15 +272,13 @@ def main() -> None:
 def serve(stack: ExitStack, server: str, lake: Path, base: Path, limit: int) -> tuple[str, dict[str, str], Any]:
     """Start a server with the lake's files, behind a limit; return the URL, the environment, and a client of S3."""
     if server == "hdfs":
-        hdfs = hdfs_server.start(base)
-        stack.callback(hdfs.stop)
+        hdfs = stack.enter_context(closing(hdfs_server.start(base)))
         hdfs.upload_tree(lake, f"{hdfs.url}/lake")
         if not limit:
             return f"{hdfs.url}/lake", {}, None
         line = stack.enter_context(BandwidthLimit([hdfs.http_url, hdfs.datanode_http_url], limit))
         return f"{line.url(hdfs.webhdfs_url)}/lake", {}, None
-    s3 = s3_server.start(base, capacity=12 << 30)
-    stack.callback(s3.stop)
+    s3 = stack.enter_context(closing(s3_server.start(base, capacity=12 << 30)))
     client = s3.client()
     client.create_bucket(Bucket="lake")
     for path in sorted(lake.rglob("*.parquet")):

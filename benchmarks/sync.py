@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -222,7 +223,7 @@ def s3_peers(bucket: str, prefix: str) -> dict[str, Callable[[Path], list[str]]]
 
 def cloud(kind: str, big: Path, size: int, rounds: int, base: Path) -> None:
     """Compare a first sync from an emulator of a cloud's store with fsspec's client of it."""
-    with gcs_server.running(base) if kind == "gs" else azure_server.running(base) as server:
+    with closing(gcs_server.start(base) if kind == "gs" else azure_server.start(base)) as server:
         if isinstance(server, gcs_server.Gcs):
             server.create_bucket("bench")
             name, options = "gcsfs get", {"endpoint_url": server.endpoint, "token": "anon"}
@@ -261,7 +262,7 @@ def main() -> None:
         if "delta" in only:
             delta_table(base, arguments.rounds, part)
         if {"bulk", "small", "nothing"} & set(only):
-            with s3_server.running(base, capacity=8 << 30) as s3:
+            with closing(s3_server.start(base, capacity=8 << 30)) as s3:
                 os.environ["S3"] = s3.endpoint
                 env = {**os.environ, **s3.env}
                 env.pop("AWS_CA_BUNDLE", None)  # no TLS here, and rclone stumbles over it
@@ -283,7 +284,7 @@ def main() -> None:
             if kind in only:
                 cloud(kind, big, big_size, arguments.rounds, base)
         if {"hdfs", "nothing"} & set(only):
-            with hdfs_server.running(base) as hdfs:
+            with closing(hdfs_server.start(base)) as hdfs:
                 env = dict(os.environ)
                 if "hdfs" in only:
                     hdfs.upload_tree(big, f"{hdfs.url}/big")

@@ -17,7 +17,8 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import is_hypothesis_test, settings
@@ -35,13 +36,9 @@ from tests.servers.processes import ServerUnavailable
 from tests.worker_pipes import keep_pipes_from_forks
 
 if TYPE_CHECKING:
-    from tests.servers.azure import Azure
-    from tests.servers.gcs import Gcs
     from tests.servers.hdfs import Hdfs
-    from tests.servers.hive import Hive
     from tests.servers.s3 import S3
 
-T = TypeVar("T")
 
 # without credentials the clients of clouds would ask the network for the account of the machine
 NOWHERE = "127.0.0.1:1"
@@ -81,44 +78,31 @@ def few_cores_are_fine() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
-def hdfs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hdfs]:
-    """A running HDFS, shared by the session. A test that kills a part of it restarts it as well."""
-    server = _started(request.config, "HDFS", lambda: hdfs_server.start(tmp_path_factory.getbasetemp()))
-    yield server
-    server.stop()
+def _server(name: str, start: Callable[[Path], Any]) -> Any:
+    """A fixture of a running server, shared by the session; where it cannot run, its tests are skipped, or fail."""
+
+    @pytest.fixture(scope="session")
+    def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+        try:
+            started = start(tmp_path_factory.getbasetemp())
+        except ServerUnavailable as error:
+            why = f"{_SKIPPED_FOR_SERVER}{name}: {error}"
+            if os.environ.get("PQCACHE_REQUIRE_SERVERS", "0") not in ("", "0"):
+                pytest.fail(why, pytrace=False)
+            reason = why.splitlines()[0]
+            request.config.stash.setdefault(_DETAILS, {})[reason] = why
+            pytest.skip(reason)
+        with closing(started):
+            yield started
+
+    return server
 
 
-@pytest.fixture(scope="session")
-def s3(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
-    """A running S3, shared by the session; see s3_env for what makes clients use it."""
-    server = _started(request.config, "S3", lambda: s3_server.start(tmp_path_factory.getbasetemp()))
-    yield server
-    server.stop()
-
-
-@pytest.fixture(scope="session")
-def hive(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hive]:
-    """A running Hive metastore, shared by the session. Each test has a database of its own there."""
-    server = _started(request.config, "Hive metastore", lambda: hive_server.start(tmp_path_factory.getbasetemp()))
-    yield server
-    server.stop()
-
-
-@pytest.fixture(scope="session")
-def gcs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gcs]:
-    """A running emulator of Google Cloud Storage, shared by the session."""
-    server = _started(request.config, "GCS", lambda: gcs_server.start(tmp_path_factory.getbasetemp()))
-    yield server
-    server.stop()
-
-
-@pytest.fixture(scope="session")
-def azure(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azure]:
-    """A running emulator of Azure Blob Storage, shared by the session."""
-    server = _started(request.config, "Azure", lambda: azure_server.start(tmp_path_factory.getbasetemp()))
-    yield server
-    server.stop()
+hdfs = _server("HDFS", hdfs_server.start)  # a test that kills a part of it restarts it as well
+s3 = _server("S3", s3_server.start)  # see s3_env for what makes clients use it
+hive = _server("Hive metastore", hive_server.start)  # where each test has a database of its own
+gcs = _server("GCS", gcs_server.start)
+azure = _server("Azure", azure_server.start)
 
 
 @pytest.fixture
@@ -187,19 +171,6 @@ def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep HTTP clients from asking the user's proxy for 127.0.0.1."""
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.setenv(name, "127.0.0.1", prepend=",")
-
-
-def _started(config: pytest.Config, server: str, start: Callable[[], T]) -> T:
-    """What `start` returns; if the server cannot run here, the test is skipped, or fails."""
-    try:
-        return start()
-    except ServerUnavailable as error:
-        why = str(error)
-    reason = f"{_SKIPPED_FOR_SERVER}{server}: {why.splitlines()[0]}"
-    if os.environ.get("PQCACHE_REQUIRE_SERVERS", "0") not in ("", "0"):
-        pytest.fail(f"{_SKIPPED_FOR_SERVER}{server}: {why}", pytrace=False)
-    config.stash.setdefault(_DETAILS, {})[reason] = why
-    pytest.skip(reason)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -5,7 +5,7 @@ with the process that started them, even when that one is killed with -9.
 
     from tests.servers import hdfs, s3
 
-    with hdfs.running(directory) as store:
+    with contextlib.closing(hdfs.start(directory)) as store:
         store.upload_tree(local_dir, store.url + "/data")
 
 ``python -m tests.servers.install`` installs what they need: Debian packages, Hadoop's jars, Azurite.

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import tempfile
 from base64 import b64decode, b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote, urlencode, urlsplit
@@ -74,7 +74,7 @@ class Azure:
         """Put all files below `local_dir` below CONTAINER/PATH; returns how many."""
         return for_each_file(local_dir, lambda file, name: self.put(f"{path}/{name}", file.read_bytes()))
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """End it; what it stored is gone."""
         self._daemon.kill()
 
@@ -89,16 +89,6 @@ class Azure:
             answer = connection.getresponse()
             if answer.status >= 300:
                 raise OSError(f"{method} {path}: {answer.status} {answer.read()[:300]!r}")
-
-
-@contextlib.contextmanager
-def running(directory: Path) -> Iterator[Azure]:
-    """`start`, and `stop` at the end of the with block."""
-    server = start(directory)
-    try:
-        yield server
-    finally:
-        server.stop()
 
 
 def start(directory: Path) -> Azure:

@@ -7,7 +7,7 @@ import http.client
 import json
 import secrets
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -56,7 +56,7 @@ class Gcs:
         """Put all files below `local_dir` below BUCKET/PATH; returns how many."""
         return for_each_file(local_dir, lambda file, name: self.put(f"{path}/{name}", file.read_bytes()))
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """End it; what it stored is gone."""
         self._daemon.kill()
 
@@ -66,16 +66,6 @@ class Gcs:
             answer = connection.getresponse()
             if answer.status >= 300:
                 raise OSError(f"{method} {url}: {answer.status} {answer.read()[:300]!r}")
-
-
-@contextlib.contextmanager
-def running(directory: Path) -> Iterator[Gcs]:
-    """`start`, and `stop` at the end of the with block."""
-    server = start(directory)
-    try:
-        yield server
-    finally:
-        server.stop()
 
 
 def start(directory: Path) -> Gcs:

@@ -45,16 +45,11 @@ class Hdfs:
     _daemons: Mapping[str, Daemon] = field(repr=False)
 
     @property
-    def pids(self) -> Mapping[str, int]:
-        """Process ids by "namenode" and "datanode"; 0 for one that does not run."""
-        return MappingProxyType({name: daemon.pid for name, daemon in self._daemons.items()})
-
-    @property
     def env(self) -> Mapping[str, str]:
         """What to put into the environment of a Hadoop client."""
         return MappingProxyType({"HADOOP_CONF_DIR": str(self.conf_dir)})
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """End both processes and remove everything they stored; harmless when done twice."""
         for daemon in self._daemons.values():
             daemon.kill()
@@ -111,16 +106,6 @@ class Hdfs:
         wait_until(lambda: _usable(self.http_url), list(self._daemons.values()), _READY_WITHIN)
 
 
-@contextlib.contextmanager
-def running(directory: Path, *, block_size: int = 134_217_728) -> Iterator[Hdfs]:
-    """`start`, and `stop` at the end of the with block."""
-    server = start(directory, block_size=block_size)
-    try:
-        yield server
-    finally:
-        server.stop()
-
-
 def start(directory: Path, *, block_size: int = 134_217_728) -> Hdfs:
     """Start an HDFS that keeps everything in a new directory below `directory`; about 5 s.
 
@@ -154,7 +139,7 @@ def start(directory: Path, *, block_size: int = 134_217_728) -> Hdfs:
         daemons["namenode"].start()
         server._wait()
     except BaseException:
-        server.stop()
+        server.close()
         raise
     return server
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
-import signal
 import socket
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,21 +28,7 @@ class Hive:
         """hive://127.0.0.1:P, without a table."""
         return f"hive://127.0.0.1:{self.port}"
 
-    @property
-    def pid(self) -> int:
-        """Its process id; 0 while it does not run."""
-        return self._daemon.pid
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Stop it for a while: connections are accepted, nothing is ever answered."""
-        self._daemon.send(signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            self._daemon.send(signal.SIGCONT)
-
-    def stop(self) -> None:
+    def close(self) -> None:
         """End it and remove what it stored; harmless when done twice."""
         self._daemon.kill()
         shutil.rmtree(self.directory, ignore_errors=True)

@@ -11,7 +11,7 @@ import http.client
 import secrets
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -67,11 +67,6 @@ class S3:
             }
         )
 
-    @property
-    def pids(self) -> Mapping[str, int]:
-        """Process ids by "mon", "osd" and "rgw"; 0 for one that does not run."""
-        return MappingProxyType({name: daemon.pid for name, daemon in self._daemons.items()})
-
     def client(self) -> Any:
         """A new boto3 client; close it when done with it."""
         import boto3  # here, so that the server can be run without it
@@ -105,21 +100,11 @@ class S3:
 
             return for_each_file(local_dir, put)
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """End all three processes, and with them the data; harmless when done twice."""
         for daemon in reversed(list(self._daemons.values())):
             daemon.kill()
         shutil.rmtree(self.directory, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def running(directory: Path, *, capacity: int = 4 << 30) -> Iterator[S3]:
-    """`start`, and `stop` at the end of the with block."""
-    server = start(directory, capacity=capacity)
-    try:
-        yield server
-    finally:
-        server.stop()
 
 
 def start(directory: Path, *, capacity: int = 4 << 30) -> S3:
@@ -166,7 +151,7 @@ def start(directory: Path, *, capacity: int = 4 << 30) -> S3:
         daemons["rgw"].start()
         wait_until(lambda: _answers(port), list(daemons.values()), _READY_WITHIN)
     except BaseException:
-        server.stop()
+        server.close()
         raise
     return server
 
