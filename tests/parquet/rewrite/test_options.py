@@ -13,7 +13,7 @@ import pytest
 import pqcache
 from pqcache.cli import run
 from pqcache.parquet.rewrite.directory import rewrite_directory
-from pqcache.parquet.rewrite.options import RewriteOptions, differ_in_size_only, parse_compression, shuffle_of
+from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.store.config import read_config
 from tests.datasets import files_of, rows_of, write_day, write_shop
 from tests.store.repartition.test_command import assert_cut_right
@@ -39,27 +39,24 @@ def encodings_of(directory: Path) -> set[str]:
 # ---- compression and compat
 
 
-@pytest.mark.parametrize(
-    ("options", "codecs"),
-    [
-        ({}, {"LZ4", "UNCOMPRESSED"}),
-        ({"compression": "lz4"}, {"LZ4", "UNCOMPRESSED"}),
-        ({"compression": "zstd"}, {"ZSTD", "UNCOMPRESSED"}),
-        ({"compression": "zstd:9"}, {"ZSTD", "UNCOMPRESSED"}),
-        ({"compression": "snappy"}, {"SNAPPY", "UNCOMPRESSED"}),
-        ({"compression": "none"}, {"UNCOMPRESSED"}),
-        ({"compression": "keep"}, {"SNAPPY", "UNCOMPRESSED"}),
-        ({"compat": True}, {"SNAPPY", "UNCOMPRESSED"}),
-        ({"compat": True, "compression": "zstd"}, {"ZSTD", "UNCOMPRESSED"}),
-    ],
-)
-def test_codecs(tmp_path: Path, options: dict[str, Any], codecs: set[str]) -> None:
-    shop = write_shop(tmp_path / "shop", rows=300)
-    pqcache.repartition(shop, tmp_path / "out", row_group_size=LIMIT, **options)
-    assert_cut_right(shop, tmp_path / "out", LIMIT)
-    assert codecs_of(tmp_path / "out") == codecs
-    modern = encodings_of(tmp_path / "out") & {"DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT"}
-    assert bool(modern) != options.get("compat", False)
+def test_codecs(tmp_path: Path) -> None:
+    shop = write_shop(tmp_path / "shop", days=1, rows=300)
+    for number, (options, codec) in enumerate(
+        (
+            ({}, "LZ4"),
+            ({"compression": "zstd:9"}, "ZSTD"),
+            ({"compression": "none"}, "UNCOMPRESSED"),
+            ({"compression": "keep"}, "SNAPPY"),
+            ({"compat": True}, "SNAPPY"),
+            ({"compat": True, "compression": "zstd"}, "ZSTD"),
+        )
+    ):
+        out = tmp_path / f"out{number}"
+        pqcache.repartition(shop, out, row_group_size=LIMIT, **options)
+        assert_cut_right(shop, out, LIMIT)
+        assert codecs_of(out) == {codec, "UNCOMPRESSED"}
+        modern = encodings_of(out) & {"DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT"}
+        assert bool(modern) != options.get("compat", False), options
 
 
 def test_keep_goes_by_column_where_files_differ(tmp_path: Path) -> None:
@@ -81,11 +78,11 @@ def test_keep_goes_by_column_where_files_differ(tmp_path: Path) -> None:
 def test_higher_levels_are_smaller(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     words = [f"word{i}" for i in range(500)]
-    text = [" ".join(words[i] for i in rng.zipf(1.5, 30) % 500) for _ in range(4_000)]
+    text = [" ".join(words[i] for i in rng.zipf(1.5, 30) % 500) for _ in range(1_500)]
     (tmp_path / "lake").mkdir()
     pq.write_table(pa.table({"text": text}), tmp_path / "lake" / "a.parquet")
     sizes = []
-    for level in (1, 19):
+    for level in (1, 12):
         report = pqcache.repartition(tmp_path / "lake", tmp_path / f"out{level}", compression=f"zstd:{level}")
         sizes.append(report.bytes_after)
     assert sizes[1] < 0.95 * sizes[0]
@@ -168,18 +165,6 @@ def test_a_condition_and_a_column_may_hold_any_mark_of_a_recipe(tmp_path: Path) 
     again = pqcache.repartition(cache, row_group_size=1 << 20)
     assert (again.rewritten, again.rows) == (1, 1)
     assert not pqcache.sync(cache).published
-
-
-def test_recipes_and_texts() -> None:
-    assert RewriteOptions(row_group_size=1 << 20).recipe == '{"row_group_size":1048576}'
-    options = {"compression": "zstd", "compression_level": 3, "compat": True, "dense": ()}
-    full, other = (RewriteOptions(row_group_size=size, shuffle=7, **options) for size in (1 << 20, 1 << 22))
-    assert full.recipe == ('{"compat":true,"compression":"zstd:3","dense":{},"row_group_size":1048576,"shuffle":7}')
-    assert (shuffle_of(full.recipe), shuffle_of('{"row_group_size":5}'), shuffle_of("")) == (7, None, None)
-    assert differ_in_size_only(full.recipe, other.recipe)
-    assert not differ_in_size_only(full.recipe, '{"row_group_size":1048576,"shuffle":7}')
-    assert not differ_in_size_only("", "")
-    assert parse_compression(" ZSTD:3") == ("zstd", 3)
 
 
 WRONG = [

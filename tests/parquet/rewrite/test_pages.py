@@ -83,35 +83,6 @@ def test_every_reader_sees_texts(
     check()
 
 
-@settings(max_examples=examples(50), deadline=None)
-@given(st.lists(st.binary(min_size=1, max_size=9), min_size=1, max_size=40))
-def test_metadata_of_texts_are_those_of_pyarrow(values: list[bytes]) -> None:
-    table = pa.table({"v": values})
-    own, its = (
-        write_pages.pages_of(table.schema.field("v"), table.column("v")),
-        encode_rows(table, ENCODINGS, "x")[0],
-    )
-    mine, theirs = own.fields[3][1], its.fields[3][1]
-    assert b"".join(own.data) == bytes(its.data[0])
-    # pyarrow names the encodings in another order.
-    assert set(mine[2][1].values) == set(theirs[2][1].values)
-    assert {**mine, 2: None} == {**theirs, 2: None}
-    assert own.offsets == its.offsets
-
-
-def test_images_are_rewritten_beside_nulls_and_other_columns(tmp_path: Path) -> None:
-    noise = np.random.default_rng(1)
-    images = [noise.bytes(2500 + 7 * n) for n in range(600)]
-    maybe = [None if n > 550 else image[::-1] for n, image in enumerate(images)]
-    table = pa.table({"id": range(600), "image": images, "maybe": maybe})
-    pq.write_table(table, tmp_path / "in.parquet", row_group_size=97)
-    result = rewrite_directory([tmp_path / "in.parquet"], tmp_path / "out", RewriteOptions(row_group_size=256 << 10))
-    assert pa.concat_tables(pq.read_table(output.path) for output in result.outputs).equals(table)
-    rows = "select * from read_parquet('{}/{}.parquet')"
-    here, there = rows.format(tmp_path, "in"), rows.format(tmp_path / "out", "*")
-    assert duckdb.execute(f"{here} except all {there}").fetchall() == []
-
-
 PATH = "v.list.item"
 PLAIN_LISTS = Encodings(codecs={PATH: "none"})
 
@@ -126,8 +97,9 @@ def column_of(kind: pa.DataType, rows: int, length: int, seed: int = 1) -> pa.Ar
     return array.slice(1, rows)
 
 
-@pytest.mark.parametrize("special", [None, "BYTE_STREAM_SPLIT", "DELTA_BINARY_PACKED"])
-@pytest.mark.parametrize("codec", ["none", "lz4", "zstd", "gzip"])
+@pytest.mark.parametrize(
+    ("codec", "special"), [("none", None), ("lz4", "BYTE_STREAM_SPLIT"), ("zstd", "DELTA_BINARY_PACKED")]
+)
 def test_metadata_of_lists_are_those_of_pyarrow(codec: str, special: str | None) -> None:
     how = Encodings(codecs={PATH: codec}, special={PATH: special} if special else {})
     column = pa.chunked_array([column_of(pa.list_(pa.int32()), 70, 500), column_of(pa.list_(pa.int32()), 100, 500, 2)])
@@ -149,7 +121,7 @@ def test_metadata_of_lists_are_those_of_pyarrow(codec: str, special: str | None)
     assert len(own.offsets[1][1].values) == len(its.offsets[1][1].values) == 1
 
 
-ITEMS = [pa.int8(), pa.uint16(), pa.int64(), pa.float32()]
+ITEMS = [pa.int8(), pa.int64(), pa.float32()]
 
 
 @pytest.mark.parametrize("value", ITEMS, ids=str)
@@ -190,17 +162,14 @@ def test_every_reader_sees_lists(
     check()
 
 
-@pytest.mark.parametrize("codec", ["lz4", "zstd", "none"])
-def test_lists_are_rewritten_beside_others_of_the_column(tmp_path: Path, codec: str) -> None:
+def test_lists_are_rewritten_beside_others_of_the_column(tmp_path: Path) -> None:
     draw = np.random.default_rng(1)
     rows: list[Any] = [draw.integers(0, 50_000, 256).tolist() for _ in range(3000)]
     rows[1500] = rows[1500][:7]
     rows[2900:2905] = [None, [], [None], [3] * 256, [None] * 256]
     table = pa.table({"id": range(3000), "tokens": pa.array(rows, pa.list_(pa.int32()))})
     pq.write_table(table, tmp_path / "in.parquet", row_group_size=700)
-    result = rewrite_directory(
-        [tmp_path / "in.parquet"], tmp_path / "out", RewriteOptions(row_group_size=256 << 10, compression=codec)
-    )
+    result = rewrite_directory([tmp_path / "in.parquet"], tmp_path / "out", RewriteOptions(row_group_size=256 << 10))
     (output,) = result.outputs
     with pq.ParquetFile(output.path) as file:
         assert file.read().equals(table)

@@ -32,7 +32,7 @@ def write(here: Path, some: list[pa.Table], **options: Any) -> list[Path]:
     return paths
 
 
-@pytest.mark.parametrize("other", [{"compression": "zstd"}, {"use_dictionary": False}, {"compression": "gzip"}])
+@pytest.mark.parametrize("other", [{"compression": "zstd"}, {"use_dictionary": False}])
 def test_tiny_files_of_several_writers_keep_rows_and_order(tmp_path: Path, other: dict[str, Any]) -> None:
     some = tables(12, [name for name in COLUMNS if name not in ("category", "double")])
     paths = write(tmp_path, some)

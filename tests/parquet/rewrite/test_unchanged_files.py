@@ -8,9 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-import fastparquet
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -67,15 +65,13 @@ def test_a_prefix_is_linked_and_the_rest_rewritten(tmp_path: Path) -> None:
     check_same(sources, result)
 
 
-@pytest.mark.parametrize(("size", "expected"), [(64 * KB, 2), (62 * KB, 0), (65 * KB, 2), (66 * KB, 0), (200 * KB, 0)])
-def test_fits_at_the_edges(tmp_path: Path, size: int, expected: int) -> None:
+def test_fits_at_the_edges(tmp_path: Path) -> None:
     sources = [fitting(tmp_path / "x.parquet", 2), fitting(tmp_path / "y.parquet", 2)]
     metadata = [pq.read_metadata(source) for source in sources]
     exact = row_group_bytes(metadata[0].row_group(0))
     assert 0.95 * 65 * KB < exact < 64 * KB
-    assert count_unchanged_files(metadata, RewriteOptions(row_group_size=size)) == expected
-    assert count_unchanged_files(metadata, RewriteOptions(row_group_size=exact)) == 2
-    assert count_unchanged_files(metadata, RewriteOptions(row_group_size=exact - 1)) == 0
+    for size, expected in ((exact, 2), (exact - 1, 0), (65 * KB, 2), (66 * KB, 0), (200 * KB, 0)):
+        assert count_unchanged_files(metadata, RewriteOptions(row_group_size=size)) == expected
 
 
 def test_fits_and_rows_larger_than_the_limit(tmp_path: Path) -> None:
@@ -106,10 +102,9 @@ def test_trailing_empty_files_vanish_beside_a_linked_prefix(tmp_path: Path) -> N
     assert [(output.path.name, output.linked) for output in result.outputs] == [("part-00000.parquet", True)]
 
 
-@pytest.mark.parametrize("code", [errno.EXDEV, errno.EMLINK, errno.EPERM])
-def test_links_fall_back_to_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+def test_links_fall_back_to_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
-        raise OSError(code, os.strerror(code))
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
 
     monkeypatch.setattr(os, "link", refuse)
     source = fitting(tmp_path / "x.parquet", 2)
@@ -185,7 +180,7 @@ def test_flipped_bytes_never_crash(tmp_path: Path) -> None:
     data = source.read_bytes()
     rng = np.random.default_rng(8)
     failed = 0
-    for number in range(120):
+    for number in range(60):
         broken = bytearray(data)
         broken[rng.integers(4, len(data))] ^= 1 << rng.integers(0, 8)
         source.write_bytes(broken)
@@ -193,7 +188,7 @@ def test_flipped_bytes_never_crash(tmp_path: Path) -> None:
             rewrite([source], tmp_path / f"out{number}", 4 * KB)
         except ParquetError as error:
             failed += "a.parquet" in str(error)
-    assert failed > 60
+    assert failed > 30
 
 
 def test_refusals(tmp_path: Path) -> None:
@@ -205,20 +200,6 @@ def test_refusals(tmp_path: Path) -> None:
 
 
 # ---- another reader, and what is written
-
-
-def test_fastparquet_reads_what_compat_writes(tmp_path: Path) -> None:
-    source = tmp_path / "a.parquet"
-    frame = pd.DataFrame(
-        {"n": range(30_000), "x": np.linspace(0, 1, 30_000), "s": [f"t{i % 50}" for i in range(30_000)]}
-    )
-    frame.to_parquet(source, row_group_size=999)
-    result = rewrite([source], tmp_path / "out", compat=True)
-    assert result.outputs[0].row_groups > 1
-    found = fastparquet.ParquetFile(str(result.outputs[0].path)).to_pandas()
-    assert found["n"].tolist() == frame["n"].tolist()
-    assert found["x"].tolist() == frame["x"].tolist()
-    assert found["s"].tolist() == frame["s"].tolist()
 
 
 def test_encodings_serve_the_data(tmp_path: Path) -> None:
