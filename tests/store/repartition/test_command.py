@@ -50,7 +50,7 @@ def assert_cut_right(before: Path, after: Path, limit: int) -> None:
 
 
 def test_empty_values_are_the_defaults_again(tmp_path: Path) -> None:
-    shop, cache = write_shop(tmp_path / "shop"), tmp_path / "cache"
+    shop, cache = write_shop(tmp_path / "shop", rows=200), tmp_path / "cache"
     pqcache.sync(str(shop), cache)
     pqcache.repartition(cache, row_group_size=LIMIT, compression="zstd", shuffle=3)
     run_pqcache("repartition", cache, "--row-group-size=", "--compression=").check_returncode()
@@ -63,15 +63,15 @@ def test_empty_values_are_the_defaults_again(tmp_path: Path) -> None:
 
 
 def test_a_cache_gets_a_new_snapshot(tmp_path: Path) -> None:
-    shop, cache = write_shop(tmp_path / "shop", files=4, rows=600), tmp_path / "cache"
+    shop, cache = write_shop(tmp_path / "shop", rows=200), tmp_path / "cache"
     first = pqcache.sync(str(shop), cache)
     report = pqcache.repartition(cache, row_group_size=LIMIT)
     assert report.snapshot != first.snapshot
-    assert (report.files_before, report.rewritten, report.rows) == (12, 3, 7200)
+    assert (report.files_before, report.rewritten, report.rows) == (9, 3, 1800)
     assert_cut_right(shop, cache / "current", LIMIT)
     assert read_config(cache).row_group_size == LIMIT
     index = pqcache.Cache.open(cache).snapshot().index()
-    assert index.rows.sum() == 7200
+    assert index.rows.sum() == 1800
     assert len(index) == report.row_groups_after
 
     again = pqcache.repartition(cache, row_group_size=LIMIT)
@@ -79,39 +79,31 @@ def test_a_cache_gets_a_new_snapshot(tmp_path: Path) -> None:
     assert again.snapshot == report.snapshot
     assert not pqcache.sync(cache).published
 
-    other = pqcache.repartition(cache, row_group_size=4 * LIMIT)
+    other = pqcache.repartition(cache, row_group_size=2 * LIMIT)
     assert other.rewritten == 3
-    assert_cut_right(shop, cache / "current", 4 * LIMIT)
+    assert_cut_right(shop, cache / "current", 2 * LIMIT)
 
 
 def test_one_huge_row_group_and_many_tiny_files(tmp_path: Path) -> None:
     shop = tmp_path / "shop"
     (shop / "dt=1").mkdir(parents=True)
     (shop / "dt=2").mkdir()
-    pq.write_table(shop_table(0, 6000), shop / "dt=1" / "all.parquet")
-    for number in range(120):
+    pq.write_table(shop_table(0, 2000), shop / "dt=1" / "all.parquet")
+    for number in range(60):
         pq.write_table(shop_table(10_000 + number * 7, 7), shop / "dt=2" / f"{number:03d}.parquet")
     report = pqcache.repartition(shop, tmp_path / "out", row_group_size=LIMIT)
-    assert (report.files_before, report.files_after) == (121, 2)
+    assert (report.files_before, report.files_after) == (61, 2)
     assert_cut_right(shop, tmp_path / "out", LIMIT)
 
 
 def test_dry_run_does_nothing(tmp_path: Path) -> None:
-    shop, cache = write_shop(tmp_path / "shop"), tmp_path / "cache"
+    shop, cache = write_shop(tmp_path / "shop", rows=200), tmp_path / "cache"
     first = pqcache.sync(str(shop), cache)
     plan = pqcache.repartition(cache, row_group_size=LIMIT, dry_run=True)
     assert (plan.dry_run, plan.rewritten, plan.snapshot) == (True, 3, first.snapshot)
     assert read_config(cache).row_group_size is None
     pqcache.repartition(shop, tmp_path / "out", row_group_size=LIMIT, dry_run=True)
     assert not (tmp_path / "out").exists()
-
-
-def test_from_a_cache_to_a_directory(tmp_path: Path) -> None:
-    shop, cache = write_shop(tmp_path / "shop"), tmp_path / "cache"
-    pqcache.sync(str(shop), cache)
-    pqcache.repartition(cache, tmp_path / "out", row_group_size=LIMIT)
-    assert_cut_right(shop, tmp_path / "out", LIMIT)
-    assert not (tmp_path / "out" / "_pqcache").exists()
 
 
 def test_metadata_and_odd_partitions_survive(tmp_path: Path) -> None:
@@ -139,7 +131,7 @@ def test_metadata_and_odd_partitions_survive(tmp_path: Path) -> None:
 
 
 def test_errors_name_the_thing_and_leave_nothing(tmp_path: Path) -> None:
-    shop = write_shop(tmp_path / "shop")
+    shop = write_shop(tmp_path / "shop", rows=20)
     with pytest.raises(pqcache.UsageError, match="needs a directory to write to"):
         pqcache.repartition(shop)
     with pytest.raises(pqcache.UsageError, match="is the source itself"):
@@ -157,11 +149,13 @@ def test_errors_name_the_thing_and_leave_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scheme", ["", "file://"])
 def test_a_cache_is_read_once_whatever_its_url(scheme: str, tmp_path: Path) -> None:
-    shop, cache = write_shop(tmp_path / "shop"), tmp_path / "cache"
+    shop, cache = write_shop(tmp_path / "shop", rows=200), tmp_path / "cache"
     pqcache.sync(str(shop), cache)
-    write_day(shop, "2026-11-20")
+    write_day(shop, "2026-11-20", rows=200, first=900_000)
     pqcache.sync(cache)  # two snapshots
-    report = pqcache.repartition(f"{scheme}{cache}", tmp_path / "out")
+    report = pqcache.repartition(f"{scheme}{cache}", tmp_path / "out", row_group_size=LIMIT)
+    assert_cut_right(shop, tmp_path / "out", LIMIT)
+    assert not (tmp_path / "out" / "_pqcache").exists()
     assert report.rows == pqcache.inspect(f"{scheme}{cache}").rows == pqcache.inspect(tmp_path / "out").rows
     with pytest.raises(pqcache.UsageError, match=r"is a cache; to read its current snapshot, name .*/current"):
         pqcache.sync(f"{scheme}{cache}", tmp_path / "copy")
