@@ -82,13 +82,12 @@ def test_a_file_of_the_same_size_and_mtime_is_seen(lake: Path, tmp_path: Path) -
     assert not pqcache.sync(tmp_path / "cache").published
 
 
-@pytest.mark.parametrize("row_group_size", [None, 64 << 10])
-def test_a_cache_without_tags_is_not_fetched_again(row_group_size: int | None, lake: Path, tmp_path: Path) -> None:
+def test_a_cache_without_tags_is_not_fetched_again(lake: Path, tmp_path: Path) -> None:
     """It gets them when something is published next, and from then on they count."""
     cache = tmp_path / "cache"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(local, "has_stable_inodes", lambda path: False)
-        pqcache.sync(str(lake), cache, row_group_size=row_group_size)
+        pqcache.sync(str(lake), cache)
         assert all(file.identity.tag == "" for file in sources(cache))
     assert not pqcache.sync(cache).published
     assert pqcache.verify(cache, source=True).changed == ()
@@ -125,7 +124,6 @@ def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Remote]:
     ("remote", "how"),
     [
         ("path", {}),
-        ("path", {"row_group_size": 64 << 10}),
         ("path", {"columns": ["id"]}),
         pytest.param("hdfs", {}, marks=pytest.mark.hdfs),
         pytest.param("s3", {}, marks=pytest.mark.s3),

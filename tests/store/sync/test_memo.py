@@ -82,12 +82,10 @@ def test_the_log_is_read_once(cache: Path, table: Path, readings: list[str]) -> 
     ("options", "rows"),
     [
         ({"where": "dt > '2026-11-01'"}, 12),
-        ({"where": "id < 4"}, 4),
         ({"columns": ["id"]}, 18),
         ({"newest": 1}, 6),
         ({"newest": "free"}, 18),
         ({"version": 0}, 9),
-        ({"row_group_size": "1MB"}, 18),
         ({"as_files": True}, 18),
         ({"shard": "0/2"}, None),
         ({"compare": "content"}, 18),
@@ -105,7 +103,7 @@ def test_an_option_that_changes_what_is_taken_has_it_read_again(
     assert (again.published, again.rows, again.newest) == (False, report.rows, report.newest)
     always = {"shard", "compare"} & options.keys() or options.get("newest") == "free"
     assert (len(readings) > once) is bool(always)
-    pqcache.sync(cache, where="", columns=[], newest="", version="", row_group_size=None, as_files=False, shard="")
+    pqcache.sync(cache, where="", columns=[], newest="", version="", as_files=False, shard="")
     assert held(cache) == judged(table)
 
 
