@@ -90,43 +90,14 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def as_pair(batch: Batch) -> Any:
-    return batch["id"], [batch["x"]]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_device_takes_the_tuple_of_a_transform(table: Path, workers: int) -> None:
-    dataset = ParquetDataset(table, batch_size=32, transform=as_pair)
-    ids, (x,) = next(iter(Loader(dataset, num_workers=workers, device="meta")))
-    assert (ids.device.type, x.device.type, len(ids)) == ("meta", "meta", 32)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_batches_may_be_kept_and_changed_in_place(table: Path, workers: int) -> None:
-    """No batch shares memory with another one: what is written to one is not found in those that follow."""
-    loader = Loader(ParquetDataset(table, batch_size=32, seed=1, lanes=2), num_workers=workers)
-    first = [(batch["id"].clone(), batch["x"].clone()) for batch in loader]
-    loader.set_epoch(0)
-    kept = []
-    for batch, (ids, x) in zip(loader, first, strict=True):
-        assert torch.equal(batch["id"], ids)
-        assert torch.equal(batch["x"], x)
-        batch["id"] += 1000
-        batch["x"].fill_(-1)
-        kept.append(batch)
-    assert sorted(i for batch in kept for i in batch["id"].tolist()) == list(range(1000, 1320))
-    assert all((batch["x"] == -1).all() for batch in kept)
-
-
 def _receive(received: Any, sent: Any) -> None:
     batch = received.get(timeout=60)
     batch["id"][0] = -5
     sent.put((batch.index, batch["x"].tolist()))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_batch_may_be_sent_to_another_process(table: Path, workers: int) -> None:
-    loader = Loader(ParquetDataset(table, batch_size=32, seed=1, lanes=2), num_workers=workers)
+def test_a_batch_may_be_sent_to_another_process(table: Path) -> None:
+    loader = Loader(ParquetDataset(table, batch_size=32, seed=1, lanes=2), num_workers=1)
     context = multiprocessing.get_context("fork")
     there, back = context.Queue(), context.Queue()
     process = context.Process(target=_receive, args=(there, back))
@@ -149,7 +120,7 @@ def test_conjugate_tensors_of_a_transform_come_from_workers_as_they_were_made(ta
         list(
             Loader(ParquetDataset(table, batch_size=32, seed=1, lanes=2, transform=_with_complex), num_workers=workers)
         )
-        for workers in (0, 2)
+        for workers in (0, 1)
     )
     assert len(alone) == len(sent) == 10
     for one, other in zip(alone, sent, strict=True):

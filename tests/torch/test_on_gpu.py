@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from pqcache.torch import Batch, Loader, Mix, ParquetDataset, Prefetch, Ragged
+from pqcache.torch import Batch, Loader, ParquetDataset, Prefetch, Ragged
 from tests.torch.conftest import ids_of
 from tests.torch.test_prefetch import EVERY_ROW, SHAPES, content, dataset
 
@@ -148,13 +148,6 @@ def test_an_epoch_that_is_left_and_the_ones_after_it(table: Path) -> None:
     assert sorted(ids_of(kept_behind(loader))) == EVERY_ROW
 
 
-def test_a_mix(table: Path) -> None:
-    mix = Mix({name: ParquetDataset(table, batch_size=32) for name in "ab"})
-    batches = list(kept_behind(Prefetch(Loader(mix), "cuda")))
-    assert {batch.source for batch in batches} == {"a", "b"}
-    assert {batch["id"].device.type for batch in batches} == {"cuda"}
-
-
 def test_a_model_learns_from_batches_that_are_copied_ahead(table: Path) -> None:
     """The same losses as with batches that are moved in the loop."""
 
@@ -216,19 +209,3 @@ def test_lightning(columns: Path) -> None:
         model = Model()
         lightning.Trainer(accelerator="gpu", devices=1, max_epochs=2, **quiet).fit(model, loader)
         assert sorted(torch.cat(model.seen).tolist()) == sorted([*range(4000)] * 2)
-
-
-def test_accelerate(columns: Path) -> None:
-    accelerate = pytest.importorskip("accelerate")
-    accelerator = accelerate.Accelerator()
-    layer = torch.nn.Linear(16, 1)
-    optimizer = torch.optim.SGD(layer.parameters(), lr=1e-6)
-    dataset = ParquetDataset(columns, columns=["id", "vector"], batch_size=64)
-    loader: Any = Loader(dataset, num_workers=2, device=accelerator.device)
-    layer, optimizer, loader = accelerator.prepare(layer, optimizer, loader)
-    seen = []
-    for batch in kept_behind(loader):
-        seen.append(batch["id"].clone())
-        accelerator.backward(layer(batch["vector"].float()).square().mean())
-        optimizer.step()
-    assert sorted(torch.cat(seen).tolist()) == [*range(4000)]
