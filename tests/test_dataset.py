@@ -40,12 +40,9 @@ def ids(batches: Any) -> list[list[int]]:
 @pytest.mark.parametrize(
     "how",
     [
-        {},
         {"memory": "1MB"},
         {"shuffle": False},
-        {"lanes": 6, "window": 3, "seed": 4},
-        {"lanes": 6, "num_replicas": 3, "rank": 2},
-        {"num_replicas": 3, "rank": 1, "drop_last": True},
+        {"lanes": 6, "window": 3, "seed": 4, "num_replicas": 3, "rank": 2},
         {"filters": "dt > '2026-11-01'", "columns": ["id", "dt", "pair"]},
     ],
 )
@@ -85,24 +82,15 @@ def test_it_keeps_its_snapshot(tmp_path: Path) -> None:
         cache.batches(snapshot=first)
 
 
-def test_sizes_and_counts_may_be_text(cache: pqcache.Cache) -> None:
-    as_text = cache.batches(["id"], batch_size="100", memory="64MB", lanes="6", window="3")
-    assert ids(as_text) == ids(cache.batches(["id"], batch_size=100, memory=64 << 20, lanes=6, window=3))
-
-
 @pytest.mark.parametrize(
     ("how", "message"),
     [
         ({"batch_size": 0}, "batch_size=0"),
-        ({"window": 1.5}, "window=1.5"),
         ({"lanes": 3, "num_replicas": 2}, "lanes=3"),
-        ({"rank": 2, "num_replicas": 2}, "rank=2"),
         ({"epoch": -1}, "epoch=-1"),
         ({"start": -1}, "start=-1"),
         ({"columns": ["nope"]}, "no column 'nope'"),
         ({"filters": "nope = 3"}, "filters 'nope = 3'"),
-        ({"memory": "much"}, "not a size"),
-        ({"batch_size": "many"}, "not a whole number"),
     ],
 )
 def test_wrong_options_are_named_at_once(cache: pqcache.Cache, how: dict[str, Any], message: str) -> None:
@@ -135,22 +123,17 @@ class OfWorkers(IterableDataset[Any]):
 @pytest.mark.parametrize(
     ("workers", "context", "how"),
     [
-        (0, None, {}),
-        (3, "fork", {}),
         (2, "fork", {"shuffle": False}),
         (3, "fork", {"lanes": 6, "start": 4}),
-        (2, "fork", {"num_replicas": 1}),
-        (2, "forkserver", {}),
+        (1, "forkserver", {}),
     ],
 )
-def test_workers_divide_the_batches(
-    cache: pqcache.Cache, workers: int, context: str | None, how: dict[str, Any]
-) -> None:
+def test_workers_divide_the_batches(cache: pqcache.Cache, workers: int, context: str, how: dict[str, Any]) -> None:
     from pqcache.torch import ParquetDataset
 
     loader = DataLoader(OfWorkers(cache, **how), batch_size=None, num_workers=workers, multiprocessing_context=context)
     found = [batch.tolist() for batch in loader]
-    lanes = how.get("lanes", max(1, workers))
+    lanes = how.get("lanes", workers)
     dataset = ParquetDataset(cache.path, ["id"], batch_size=90, lanes=lanes, shuffle=how.get("shuffle", True))
     assert found == ids(dataset)[how.get("start", 0) :]
 
@@ -178,7 +161,9 @@ def test_what_workers_cannot_divide_is_refused(cache: pqcache.Cache) -> None:
         ({"num_replicas": 2, "rank": 1}, "num_replicas=2"),
         ({"lanes": 3}, "lanes=3: cannot be shared"),
     ):
+        batches = iter(DataLoader(OfWorkers(cache, **how), batch_size=None, num_workers=2))
         with pytest.raises(UsageError, match=message):
-            list(DataLoader(OfWorkers(cache, **how), batch_size=None, num_workers=2))
+            list(batches)
+        batches._shutdown_workers()  # type: ignore[attr-defined]  # a garbage collection would wait 5 s for each
     alone = DataLoader(OfWorkers(cache, num_replicas=2, rank=1), batch_size=None, num_workers=1)
     assert [batch.tolist() for batch in alone] == ids(cache.batches(["id"], batch_size=90, num_replicas=2, rank=1))

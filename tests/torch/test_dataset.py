@@ -226,8 +226,7 @@ def test_small_and_empty(tmp_path: Path) -> None:
     assert list(ParquetDataset(tmp_path)) == []
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_plain_file_that_changes_while_it_is_read_is_an_error(workers: int, tmp_path: Path) -> None:
+def test_a_plain_file_that_changes_while_it_is_read_is_an_error(tmp_path: Path) -> None:
     for n in range(3):
         pq.write_table(pa.table({"id": list(range(100))}), tmp_path / f"{n}.parquet")
     changed = tmp_path / "1.parquet"
@@ -235,13 +234,13 @@ def test_a_plain_file_that_changes_while_it_is_read_is_an_error(workers: int, tm
     state = ds.state_dict()
     pq.write_table(pa.table({"id": list(range(100, 200))}), changed)
     with pytest.raises(PqcacheError, match=r"1\.parquet: was replaced or written to since the dataset was opened"):
-        list(Loader(ds, num_workers=workers))
+        list(Loader(ds, num_workers=1))
     with pytest.raises(UsageError, match="its files have changed since the state was taken"):
         ParquetDataset(tmp_path, batch_size=10).load_state_dict(state)
     changed.unlink()
     ds.set_epoch(1)
     with pytest.raises(PqcacheError, match=r"1\.parquet: the file is gone"):
-        list(Loader(ds, num_workers=workers))
+        list(Loader(ds, num_workers=1))
 
 
 def test_a_directory_of_caches_is_named(tmp_path: Path) -> None:
@@ -300,17 +299,11 @@ def test_a_path_into_a_snapshot_is_read_from_one_snapshot(part: str, start: str,
     ("how", "message"),
     [
         ({"batch_size": 0}, "batch_size=0"),
-        ({"window": 0}, "window=0"),
-        ({"lanes": 1.5}, "lanes=1.5"),
         ({"rank": 1}, "num_replicas and rank: give both"),
         ({"rank": 2, "num_replicas": 2}, "rank=2"),
         ({"lanes": 3, "rank": 0, "num_replicas": 2, "batch_size": None}, "lanes=3"),
         ({"memory": "much"}, "not a size"),
         ({"batch_size": "many"}, "'many'.*not a whole number"),
-        ({"batch_size": "0"}, "batch_size='0'"),
-        ({"shuffle": "no"}, "shuffle='no': neither true nor false"),
-        ({"max_errors": 0}, "max_errors=0: has to be at least 1"),
-        ({"on_error": "ignore"}, "on_error='ignore': choose raise or skip"),
         ({"columns": ["nope"]}, "no column 'nope'"),
         ({"ragged": ["nope"]}, "ragged: 'nope' is not among the columns"),
     ],
@@ -327,22 +320,6 @@ def test_numbers_may_be_text(shop: Path) -> None:
     found = ParquetDataset(shop, ["id"], **as_text)
     assert ids_of(found) == ids_of(expected)
     assert found.state_dict() == expected.state_dict()
-
-
-def test_options_after_the_columns_are_named(shop: Path) -> None:
-    with pytest.raises(TypeError, match="positional"):
-        ParquetDataset(shop, ["id"], "dt > '2026'")  # type: ignore[misc]
-
-
-def test_memory_too_small_is_advised(shop: Path) -> None:
-    ds = ParquetDataset(shop, memory=1000)
-    with pytest.raises(UsageError, match="read fewer columns, or give memory="):
-        next(iter(ds))
-
-
-def test_a_window_that_takes_more_than_memory_gives_a_warning(shop: Path) -> None:
-    with pytest.warns(UserWarning, match=r"window=8 takes about .*, more than memory="):
-        next(iter(ParquetDataset(shop, window=8, memory=1000)))
 
 
 def test_pieces_resume_too(tmp_path: Path) -> None:

@@ -148,25 +148,6 @@ def test_an_epoch_that_is_left_and_the_ones_after_it(table: Path) -> None:
     assert sorted(ids_of(kept_behind(loader))) == EVERY_ROW
 
 
-def test_a_model_learns_from_batches_that_are_copied_ahead(table: Path) -> None:
-    """The same losses as with batches that are moved in the loop."""
-
-    def losses(batches: Any) -> list[float]:
-        torch.manual_seed(0)
-        model = torch.nn.Linear(4, 1, device="cuda")
-        optimizer, found = torch.optim.SGD(model.parameters(), lr=1e-4), []
-        for batch in batches:
-            padded = batch["tokens"].to_padded(length=4).float()
-            loss = (model(padded)[:, 0] - batch["id"].float() / 500).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            found.append(loss.detach())
-        return [float(loss) for loss in found]
-
-    assert losses(Prefetch(Loader(dataset(table)), "cuda")) == losses(Loader(dataset(table), device="cuda"))
-
-
 def test_a_graph_that_is_captured_in_the_loop(columns: Path) -> None:
     """Other threads may use the GPU meanwhile if the capture is of its own thread, as torch.compile's are."""
     expected = [batch["vector"].sum() for batch in Loader(ParquetDataset(columns, columns=["vector"], batch_size=64))]

@@ -110,6 +110,8 @@ def content(value: Any) -> Any:
         return value.dtype, value.layout, value.requires_grad, value.to_dense().tolist()
     if isinstance(value, (dict, UserDict)):
         return type(value), {name: content(inner) for name, inner in value.items()}
+    if isinstance(value, Record):
+        return Record, content(value.ids), content(value.more)
     if isinstance(value, (list, tuple)):
         return type(value), [content(inner) for inner in value]
     return value
@@ -157,18 +159,6 @@ class Record:
     more: dict[str, Any]
 
 
-class Moves:
-    """An object with tensors that nobody else knows."""
-
-    def __init__(self, ids: torch.Tensor) -> None:
-        self.ids, self.moved_to = ids, ""
-
-    def to(self, device: Any, non_blocking: bool = False) -> Moves:
-        made = Moves(self.ids)
-        made.moved_to = str(device)
-        return made
-
-
 SHAPES: dict[str, Callable[[Batch], Any]] = {
     "tensor": lambda batch: batch["id"],
     "pair": lambda batch: Pair(batch["id"], ["a", "b"]),
@@ -177,6 +167,7 @@ SHAPES: dict[str, Callable[[Batch], Any]] = {
     "one number": lambda batch: {"rows": torch.tensor(len(batch["id"])), "none": torch.empty(0, 3)},
     "with a gradient": lambda batch: {"g": torch.ones(2, requires_grad=True), "ids": batch["id"]},
     "sparse": lambda batch: {"ids": batch["id"], "s": torch.eye(3).to_sparse()},
+    "dataclass": lambda batch: Record(batch["id"], {"n": 1}),
     "user dict": lambda batch: UserDict(ids=batch["id"]),
     "nothing": lambda batch: "text",
 }
@@ -186,22 +177,6 @@ SHAPES: dict[str, Callable[[Batch], Any]] = {
 def test_what_transforms_return(late: LateDevice, table: Path, shape: str) -> None:
     expected = [content(batch) for batch in Loader(dataset(table, batch_size=20, transform=SHAPES[shape]))]
     assert through(late, Loader(dataset(table, batch_size=20, transform=SHAPES[shape]))) == expected
-
-
-def test_dataclasses_keep_their_type_and_other_objects_move_themselves(late: LateDevice, table: Path) -> None:
-    late.move = lambda value: prefetch.to_device(value, "cpu")  # type: ignore[method-assign]
-    made = dataset(
-        table, shuffle=False, transform=lambda batch: Record(batch["id"], {"own": Moves(batch["id"]), "n": 1})
-    )
-    original, batches = [], []
-    for record in Prefetch(Loader(made), DEVICE):
-        original.append(record.more["own"])
-        batches.append(record)
-    late.results()
-    assert [i for record in batches for i in record.ids.tolist()] == EVERY_ROW
-    assert {type(record) for record in batches} == {Record}
-    assert {own.moved_to for own in original} == {"cpu"}
-    assert batches[0].more["n"] == 1
 
 
 def test_tensors_of_a_batch_may_be_changed_in_place(late: LateDevice, table: Path) -> None:
@@ -452,19 +427,6 @@ def test_a_plain_data_loader_has_no_state(late: LateDevice, table: Path) -> None
         loader.state_dict()
 
 
-def test_a_state_that_cannot_be_had_is_an_error_only_for_who_asks(late: LateDevice) -> None:
-    class NoPlace(list[torch.Tensor]):
-        def state_dict(self) -> dict[str, Any]:
-            raise UsageError("NoPlace", "it has none")
-
-    loader = Prefetch(NoPlace(torch.arange(6).reshape(3, 2)), DEVICE)
-    batches = iter(loader)
-    next(batches)
-    with pytest.raises(UsageError, match="it has none"):
-        loader.state_dict()
-    assert len(list(batches)) == 2
-
-
 def test_an_error_comes_after_the_batches_before_it(late: LateDevice, table: Path) -> None:
     def transform(batch: Batch) -> Batch:
         if batch.index == 5:
@@ -504,13 +466,6 @@ def test_an_iteration_that_is_left_early(late: LateDevice, table: Path) -> None:
         list(first)
 
 
-def test_what_accelerate_reads_of_the_loader_is_of_the_batch_that_the_trainer_has(
-    late: LateDevice, table: Path
-) -> None:
-    loader = Loader(dataset(table))
-    assert [loader.end_of_dataloader for _ in Prefetch(loader, DEVICE)] == [False] * 15 + [True]
-
-
 def test_copies_are_measured(late: LateDevice, table: Path) -> None:
     read = dataset(table)
     assert len(list(Prefetch(Loader(read), DEVICE))) == 16
@@ -522,17 +477,16 @@ def test_copies_are_measured(late: LateDevice, table: Path) -> None:
 def test_memory_of_the_trainer_is_let_go_of(late: LateDevice) -> None:
     """Of what was yielded nothing is kept, so that a trainer that deletes a batch has its memory back."""
 
-    class Kept(Moves):
+    class Kept:
         alive = 0
 
-        def __init__(self, ids: torch.Tensor) -> None:
-            super().__init__(ids)
+        def __init__(self) -> None:
             Kept.alive += 1
 
         def __del__(self) -> None:
             Kept.alive -= 1
 
-    batches = iter(Prefetch((Kept(torch.ones(1)) for _ in range(5)), DEVICE))
+    batches = iter(Prefetch((Kept() for _ in range(5)), DEVICE))
     alive = []
     for _ in range(5):
         batch = next(batches)

@@ -1,11 +1,11 @@
-"""Copies by numpy, and by torch where numpy cannot, have the same values."""
+"""Padding of lists, by numpy and where that cannot by torch."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from pqcache.torch.batch import Ragged, concatenated, copy_of
+from pqcache.torch import Ragged
 
 OFFSETS = torch.tensor([0, 3, 3, 8, 9])
 KINDS = [torch.int64, torch.uint8, torch.bool, torch.float32, torch.float16, torch.bfloat16, torch.complex64]
@@ -45,22 +45,3 @@ def test_nothing_is_padded_to_the_value(kind: torch.dtype) -> None:
     assert empty.to_padded(7, length=2).tolist() == [[7, 7], [7, 7]]
     assert empty.to_padded(7).shape == (2, 0)
     assert Ragged(torch.zeros(0, dtype=kind), torch.zeros(1, dtype=torch.int64)).to_padded(7).shape == (0, 0)
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_copies_are_of_their_own(kind: torch.dtype) -> None:
-    values = items_of(kind, 2)
-    copy = copy_of(values)
-    assert torch.equal(copy, values)
-    assert copy.data_ptr() != values.data_ptr()
-    assert torch.equal(concatenated([values[:4], values[4:]]), values)
-
-
-def test_what_numpy_cannot_hold_is_copied_by_torch() -> None:
-    kept = [torch.ones(2, requires_grad=True), torch.ones(2, dtype=torch.bfloat16), torch.ones(2, device="meta")]
-    kept += [torch.ones(2, dtype=torch.complex64).conj(), torch.ones(2, 2).to_sparse()]
-    for tensor in kept:
-        copy = copy_of(tensor)
-        assert (copy.dtype, copy.layout, copy.device, copy.requires_grad) == (
-            *(tensor.dtype, tensor.layout, tensor.device, tensor.requires_grad),
-        )

@@ -11,9 +11,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -198,18 +195,6 @@ def test_a_mix_within_batches_counts_its_own_batches(table: Path) -> None:
         assert stats.epoch.gather_seconds > sum(s.epoch.gather_seconds for s in stats.datasets.values())
 
 
-def nap_with(batch: Batch, generator: np.random.Generator) -> Batch:
-    return nap(batch)
-
-
-def test_transforms_on_threads_add_up(table: Path) -> None:
-    read = dataset(table, transform=nap_with, transform_workers=4)
-    assert len(list(Loader(read, num_workers=1))) == 10
-    stats = read.stats().epoch
-    assert (stats.batches, stats.rows) == (10, ROWS)
-    assert stats.transform_seconds >= 10 * NAP
-
-
 @pytest.mark.parametrize(("options", "shuffle"), [({"filters": EVEN}, False), ({"filters": FEW}, True)])
 def test_row_groups_of_which_rows_are_chosen_are_counted_once(table: Path, options: Any, shuffle: bool) -> None:
     read = dataset(table, shuffle=shuffle, **options)
@@ -228,17 +213,6 @@ def test_packed_documents_are_counted_as_sequences(table: Path) -> None:
     assert stats.rows == rows > 0
     assert stats.bytes > 0
     assert min(stats.decode_seconds, stats.gather_seconds) > 0
-
-
-@pytest.mark.parametrize(("shuffle", "size"), [(True, 3), (False, 3_000)])
-def test_bytes_of_lists_of_bytes(tmp_path: Path, shuffle: bool, size: int) -> None:
-    values = [[b"x" * size] * (i % 3) for i in range(60)]
-    pq.write_table(pa.table({"b": pa.array(values, pa.list_(pa.binary()))}), tmp_path / "a.parquet", row_group_size=20)
-    read = ParquetDataset(tmp_path, batch_size=10, shuffle=shuffle)
-    assert sum(1 for _ in read) == 6
-    stats = read.stats().epoch
-    assert stats.rows == 60
-    assert stats.bytes >= 60 * size
 
 
 def test_a_copy_begins_at_zero(table: Path) -> None:

@@ -37,32 +37,6 @@ def batch_of(tmp_path: Path, how: dict[str, Any] | None = None, /, **columns: pa
     return batch
 
 
-def decimal_table(kind: pa.DataType, *values: str) -> pa.Table:
-    """Return a column of decimals, and their lists, structs and dense lists, in rows of one value."""
-    array = pa.array([decimal.Decimal(value) for value in values], kind)
-    ends = pa.array(range(len(array) + 1), pa.int32())
-    return pa.table(
-        {
-            "plain": array,
-            "list": pa.ListArray.from_arrays(ends, array),
-            "fixed": pa.FixedSizeListArray.from_arrays(array, 1),
-            "struct": pa.StructArray.from_arrays([array], ["x"]),
-            "map": pa.MapArray.from_arrays(ends, array.cast(pa.string()), array),
-        }
-    )
-
-
-def decimals_of(batch: Batch) -> dict[str, list[Any]]:
-    """Return the values in each column of a `decimal_table`."""
-    return {
-        "plain": list(to_rows(batch["plain"])),
-        "list": [row[0] for row in to_rows(batch["list"])],
-        "fixed": [row[0] for row in to_rows(batch["fixed"])],
-        "struct": [row["x"] for row in to_rows(batch["struct"])],
-        "map": [row[0]["value"] for row in to_rows(batch["map"])],
-    }
-
-
 EXACT = ["0.1", "-12.34", "99999999999.9999", "-0.0001"]
 WIDE = ["1234567890123456789.0123", "-0.1", "0.3", "2.675"]
 
@@ -81,11 +55,10 @@ WIDE = ["1234567890123456789.0123", "-0.1", "0.3", "2.675"]
 def test_decimals(
     tmp_path: Path, kind: pa.DataType, texts: list[str], decimals: str | None, expected: list[Any]
 ) -> None:
-    pq.write_table(decimal_table(kind, *texts), tmp_path / "t.parquet")
-    ds = ParquetDataset(tmp_path, batch_size=len(texts), shuffle=False, decimals=decimals)
-    found = decimals_of(next(iter(ds)))
-    assert found == dict.fromkeys(found, expected)
-    assert {type(value) for value in found["plain"]} == {type(expected[0])}
+    array = pa.array([decimal.Decimal(text) for text in texts], kind)
+    found = to_rows(batch_of(tmp_path, {"decimals": decimals}, c=array)["c"])
+    assert found == expected
+    assert {type(value) for value in found} == {type(expected[0])}
 
 
 @pytest.mark.parametrize(
@@ -207,11 +180,9 @@ def test_items_of_lists_structs_and_maps_are_those_of_plain_columns(tmp_path: Pa
     }
 
 
-@pytest.mark.parametrize("nested", [False, True])
-def test_decimals_of_more_digits_than_their_type_are_refused(tmp_path: Path, nested: bool) -> None:
+def test_decimals_of_more_digits_than_their_type_are_refused(tmp_path: Path) -> None:
     """A file whose schema says 10 digits may hold 16 bytes of each value."""
-    array = pa.array([decimal.Decimal(5), decimal.Decimal(10**25), decimal.Decimal(-5)], pa.decimal128(38, 0))
-    column = pa.ListArray.from_arrays(pa.array([0, 1, 3, 3], pa.int32()), array) if nested else array
+    column = pa.array([[decimal.Decimal(5)], [decimal.Decimal(10**25)], []], pa.list_(pa.decimal128(38, 0)))
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"c": column}), path, store_schema=False, write_statistics=False)
     data = path.read_bytes()
@@ -286,8 +257,6 @@ INSIDE: dict[str, tuple[pa.Array, dict[str, Any], Any]] = {
         [[{"key": "k", "value": 1}, {"key": "l", "value": 0}], []],
     ),
     "list of structs": (pa.array([[{"x": None}], [{"x": 2}]]), {"c.element.x": 7}, [[{"x": 7}], [{"x": 2}]]),
-    "lists in a struct": (pa.array([{"l": [None]}, {"l": [2, 3]}]), {"c.l.element": 7}, [{"l": [7]}, {"l": [2, 3]}]),
-    "lists of lists": (pa.array([[[1], [None]], []]), {"c.element.element": 7}, [[[1], [7]], []]),
     "fixed size": (pa.array([[1, None], [3, 4]], pa.list_(pa.int32(), 2)), {"c.element": 9}, [[1, 9], [3, 4]]),
 }
 
@@ -330,9 +299,7 @@ def test_lists_with_nulls_in_them_are_not_dense(tmp_path: Path) -> None:
         assert found == [[0 if item is None else item for item in row] for row in lists[::order]]
 
 
-def test_masks_and_nulls_inside(tmp_path: Path) -> None:
-    with pytest.raises(ParquetError, match=r"column 'c\.element': it holds nulls .*pass nulls=\{'c\.element': VALUE\}"):
-        batch_of(tmp_path, {"nulls": "mask"}, c=pa.array([[1, None]]))
+def test_paths_that_are_not_there_are_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"'c\.z' is not among the columns; there are: c\.x, c\.y"):
         batch_of(tmp_path, {"nulls": {"c.z": 1}}, c=pa.array([{"x": 1, "y": 2}]))
     with pytest.raises(UsageError, match=r"'c\.x' is not among the columns"):

@@ -70,15 +70,14 @@ def test_the_file_the_rows_and_the_batch_are_named(table: Path, workers: int) ->
         assert error.args == ("no such picture",)
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_the_row_groups_are_those_of_the_rows(table: Path, shuffle: bool) -> None:
+def test_the_row_groups_are_those_of_the_rows(table: Path) -> None:
     seen: list[list[int]] = []
 
     def record(batch: dict[str, Any]) -> Any:
         seen.append(batch["id"].tolist())
         return decode(batch)
 
-    text = text_of(error_of(ParquetDataset(table, batch_size=16, seed=5, shuffle=shuffle, transform=record)))
+    text = text_of(error_of(ParquetDataset(table, batch_size=16, seed=5, transform=record)))
     ids = np.array(seen[-1])
     for group in np.unique(ids // 20):
         rows = ids[ids // 20 == group] % 20
