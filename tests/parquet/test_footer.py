@@ -67,15 +67,6 @@ def test_round_trip_is_byte_identical(name: str) -> None:
     assert t.encode(t.decode(data, name)) == data
 
 
-@settings(max_examples=examples(300), deadline=None)
-@given(st.binary(max_size=300))
-def test_noise_raises_or_decodes(data: bytes) -> None:
-    with blaming("noise.parquet"):
-        fields = t.decode(data, "noise.parquet")
-        f.schema_of(fields, "noise.parquet")
-        f.row_groups_of(fields, "noise.parquet")
-
-
 @settings(max_examples=examples(150), deadline=None)
 @given(st.sampled_from(sorted(FILES)), st.data())
 def test_damaged_footers_raise_parquet_error_or_decode(name: str, data: st.DataObject) -> None:
@@ -129,19 +120,6 @@ def test_schemas_that_are_no_tree_are_refused(children: list[int]) -> None:
     schema: list[t.Struct] = [{4: (t.BINARY, b"e"), 5: (t.I32, count)} for count in children]
     with pytest.raises(ParquetError, match=r"evil\.parquet"):
         f.leaves_of(schema, "evil.parquet")
-
-
-def test_leaves_match_pyarrow() -> None:
-    schema = f.schema_of(t.decode(footer_of(FILES["plain"]), "x"), "x")
-    leaves = f.leaves_of(schema, "x")
-    theirs = pq.read_metadata(io.BytesIO(FILES["plain"])).schema
-    assert len(leaves) == len(theirs)
-    for number, leaf in enumerate(leaves):
-        column = theirs.column(number)
-        assert b".".join(leaf.path).decode() == column.path
-        assert len(leaf.shape) == column.max_definition_level
-        assert leaf.shape.count(2) == column.max_repetition_level
-    assert [leaf.column for leaf in leaves] == [0, 1, 1, 2, 2, 3, 4]
 
 
 @pytest.mark.parametrize("name", ["page index", "bloom", "sorted"])

@@ -98,22 +98,6 @@ def test_columns_and_fields_are_renamed_and_dropped_at_every_depth(by_id: bool) 
     assert found.column_names == ["user", "where", "items", "prices"]
 
 
-def test_columns_are_dropped_and_those_that_the_file_lacks_are_not_added() -> None:
-    data, _ = _written(_rows(), ids=False)
-    columns = [TableColumn(name=n, stored=frozenset({n})) for n in ("added", "id")]
-    fields = as_in_table(_footer(data), columns, "f.parquet")
-    assert _read(data, fields).equals(_rows().select(["id"]))
-
-
-def test_two_names_are_exchanged_by_id() -> None:
-    data, schema = _written(_rows().select(["id", "old"]), ids=True)
-    exchanged = {"id": "old", "old": "id"}
-    columns = [_column(field, exchanged, True, frozenset()) for field in schema]
-    found = _read(data, as_in_table(_footer(data), columns, "f.parquet"))
-    assert found["old"].to_pylist() == list(range(_ROWS))
-    assert set(found["id"].to_pylist()) == {"x"}
-
-
 def test_a_file_that_is_as_its_table_has_its_own_footer() -> None:
     data, schema = _written(_rows(), ids=True)
     fields = _footer(data)

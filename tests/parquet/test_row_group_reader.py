@@ -381,17 +381,6 @@ def test_lists_that_are_not_of_the_fixed_size_are_refused(tmp_path: Path, counte
     assert not counted.kinds
 
 
-def test_texts_of_a_dictionary_are_views_into_it(tmp_path: Path) -> None:
-    path = tmp_path / "t.parquet"
-    words = [None if i % 7 == 0 else f"word {i % 50} is longer than twelve bytes" for i in range(3000)]
-    table = pa.table({"t": words, "b": pa.array(words).cast(pa.binary()), "l": pa.array(words, pa.large_string())})
-    pq.write_table(table, path, write_page_index=True, max_rows_per_page=500)
-    array = one(path)
-    assert array.type == pa.string_view()
-    assert sum(buffer.size for buffer in array.buffers()[2:]) < 3000
-    check_file(path, random.Random(0))
-
-
 def test_extension_types_come_as_such(tmp_path: Path, counted: Counted) -> None:
     path = tmp_path / "t.parquet"
     kind = pa.fixed_shape_tensor(pa.float32(), (2, 3))

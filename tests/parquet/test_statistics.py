@@ -93,15 +93,6 @@ def test_orders_are_read_leaf_by_leaf() -> None:
     assert type_ordered(footer_in(old_file(None, None, {}), "x", size=None)[0]) == [False] * 7
 
 
-def test_those_of_today_are_used() -> None:
-    sink = io.BytesIO()
-    pq.write_table(TABLE, sink)
-    columns = columns_of(sink.getvalue())
-    assert (columns["s:min"], columns["s:max"]) == (["a"], ["é"])
-    assert (columns["d:min"], columns["d:max"]) == ([Decimal("-1.00")], [Decimal("7.00")])
-    assert (columns["u:min"], columns["u:max"]) == ([1], [4_000_000_000])
-
-
 CONDITIONS = {
     "d = 3.00": 1,
     "d > 5.00": 1,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import os
-import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,9 +18,8 @@ import pytest
 
 import pqcache
 from pqcache.errors import ParquetError
-from pqcache.parquet import footer, validation
 from pqcache.parquet import thrift as t
-from pqcache.parquet.validation import check_footer, footer_in
+from pqcache.parquet.validation import check_footer
 from pqcache.torch import ParquetDataset
 from tests.forked_commands import run_pqcache
 from tests.pages import edited, footer_of
@@ -218,30 +216,6 @@ def test_what_is_well_passes(name: str) -> None:
         check_footer(footer_of(WELL[name]), name, len(WELL[name]))
 
 
-def test_what_passed_before_changes_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It patches what is remembered of other footers, to compare with a process that has seen none."""
-    random.seed(7)
-    refused = 0
-    for name in ("plain", "page index", "no statistics"):
-        data = footer_of(WELL[name])
-        for _ in range(60):
-            at = random.randrange(len(data))
-            flipped = data[:at] + bytes([data[at] ^ 1 << random.randrange(8)]) + data[at + 1 :]
-            said = []
-            for before in ([], [data]):
-                monkeypatch.setattr(validation, "_recent", [])
-                for well in before:
-                    check_footer(well, "x", None)
-                try:
-                    check_footer(flipped, "x", None)
-                    said.append("")
-                except ParquetError as error:
-                    said.append(str(error))
-            assert said[0] == said[1]
-            refused += bool(said[0])
-    assert refused > 24
-
-
 def test_no_flipped_bit_ends_a_process(tmp_path: Path) -> None:
     """A few dozen of the flips would end it without the check."""
     code = """
@@ -357,26 +331,3 @@ def test_verify_and_the_loader_name_it(source: Path, tmp_path: Path) -> None:
     for path in (cache, Path(damaged).parent):
         with pytest.raises(ParquetError, match=f"^{damaged}: the Parquet footer is damaged"):
             list(ParquetDataset(path, columns=["i", "v"], batch_size=10))
-
-
-def test_schemas_are_distinguished_by_their_metadata_and_units() -> None:
-    times = pa.table({"t": pa.array([1], pa.timestamp("ns"))})
-    one, other = (written(times.replace_schema_metadata({"k": value})) for value in "ab")
-    plain = written(times, use_deprecated_int96_timestamps=True, store_schema=False)
-    for _ in range(2):
-        assert (footer_in(one, "x", size=None)[1].metadata or {})[b"k"] == b"a"
-        assert (footer_in(other, "x", size=None)[1].metadata or {})[b"k"] == b"b"
-        for unit in ("ns", "us"):
-            assert footer_in(plain, "x", unit, size=None)[1].types == [pa.timestamp(unit)]
-
-
-def test_a_footer_too_long_is_refused_unread() -> None:
-    asked = []
-
-    def read(offset: int, length: int) -> bytes:
-        asked.append(length)
-        return bytes(length - 8) + (300 << 20).to_bytes(4, "little") + b"PAR1"
-
-    with pytest.raises(ParquetError, match=r"^a\.parquet: .*a footer of 314,572,800 bytes"):
-        footer.read_tail(read, 600 << 20, "a.parquet")
-    assert sum(asked) < 1 << 20

@@ -169,30 +169,6 @@ def test_a_run_that_takes_long_to_publish_is_waited_for(
         lease.close()
 
 
-def test_a_snapshot_that_is_published_while_it_is_looked_for_is_opened(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """``current`` is not there when it is opened, and is when it is asked whether a snapshot may be on its way."""
-    filler = Filler(source, tmp_path / "cache")
-    filler.fill()
-    moving, asked, may_be_moving = threading.Event(), threading.Event(), open_dataset._may_be_moving
-    steps = iter([lambda: None, lambda: moving.set() or asked.wait(60), lambda: None])
-    publishing = threading.Thread(target=filler.publish, args=(lambda: next(steps)(),))
-
-    def ask(*arguments: Any) -> bool:
-        asked.set()
-        publishing.join(60)
-        return may_be_moving(*arguments)
-
-    monkeypatch.setattr(open_dataset, "_may_be_moving", ask)
-    publishing.start()
-    assert moving.wait(60)
-    data, lease = open_local_dataset(tmp_path / "cache")
-    assert data.snapshot == filler.snapshot.id
-    assert lease is not None
-    lease.close()
-
-
 def test_a_lease_of_an_arriving_snapshot_holds_after_publishing(source: Path, tmp_path: Path) -> None:
     filler = Filler(source, tmp_path / "cache")
     data, lease = open_local_dataset(tmp_path / "cache")

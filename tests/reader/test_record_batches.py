@@ -1,25 +1,19 @@
-"""Arrow batches of an epoch: every row of every type once, in the order that ``Order`` says, of any files."""
+"""Arrow batches of an epoch, of any files."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import pqcache
 from pqcache.errors import ParquetError, UsageError
-from pqcache.reader.epoch import read_record_batches
 from pqcache.reader.open_dataset import open_local_dataset
-from pqcache.reader.options import BatchOptions
-from pqcache.reader.order import EpochShare, Order
-from tests.examples import examples
-from tests.reader.reading import groups_of, read, read_table, write
+from tests.reader.reading import write
 
 
 @pytest.fixture(scope="module")
@@ -41,11 +35,19 @@ def numbers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+def epoch(path: Path, **options: Any) -> pa.Table:
+    """Return the rows of an epoch."""
+    batches = list(pqcache.Cache(path).batches(**options))
+    for batch in batches:
+        batch.validate(full=True)
+    return pa.Table.from_batches(batches)
+
+
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_batches_are_arrays_of_their_own(numbers: Path, shuffle: bool) -> None:
     """Whose lists lie where their offsets say, and which keep no other rows in memory."""
     found = []
-    for batch in read_record_batches(numbers, BatchOptions(batch_size=10, shuffle=shuffle, memory=64 << 20)):
+    for batch in pqcache.Cache(numbers).batches(batch_size=10, shuffle=shuffle, memory=64 << 20):
         items = batch["items"]
         values, ends = items.flatten().to_pylist(), items.offsets.to_pylist()
         assert [values[low:high] for low, high in pairwise(ends)] == items.to_pylist()
@@ -54,49 +56,8 @@ def test_batches_are_arrays_of_their_own(numbers: Path, shuffle: bool) -> None:
     assert sorted(found) == list(range(1003))
 
 
-@settings(max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    batch_size=st.sampled_from([1, 3, 32, 100, 999, 5000]),
-    lanes=st.sampled_from([1, 2, 4, 12, 60]),
-    window=st.integers(1, 17),
-    shuffle=st.booleans(),
-    start=st.floats(0, 1),
-    epoch=st.integers(0, 5),
-)
-def test_batches_are_what_the_order_says(
-    numbers: Path, batch_size: int, lanes: int, window: int, shuffle: bool, start: float, epoch: int
-) -> None:
-    loader = groups_of(numbers)
-    order = Order(
-        counts=loader.plan.counts,
-        batch_size=batch_size,
-        lanes=lanes,
-        window=window,
-        seed=3,
-        epoch=epoch,
-        shuffle=shuffle,
-    )
-    firsts = np.concatenate([[0], np.cumsum(loader.plan.counts)])
-    ids = pq.read_table(numbers, partitioning=None)["id"].to_numpy()
-    total = order.batches()
-    if total > 200:
-        start = max(start, 1 - 100 / total)
-    share = EpochShare(total=total, lanes=lanes, start=int(total * start))
-    indices = []
-    for index, batch in read(loader, order, share):
-        groups, rows = order.batch(index)
-        assert batch["id"].to_pylist() == ids[firsts[groups] + rows].tolist()
-        for row in batch.slice(0, 3).to_pylist():
-            i = row["id"]
-            assert row["text"] == f"t{i}"
-            assert row["items"] == [i] * (i % 4)
-            assert row["part"] in (0, 1, 2)
-        indices.append(index)
-    assert indices == list(share.indices())
-
-
 def test_the_iterator_says_what_reading_takes(numbers: Path) -> None:
-    batches = read_record_batches(numbers, BatchOptions(batch_size=50, epoch=3, window=2))
+    batches = pqcache.Cache(numbers).batches(batch_size=50, epoch=3, window=2)
     assert batches.stats().epoch.rows == 0
     first = next(batches)
     begun = batches.stats().epoch
@@ -106,12 +67,10 @@ def test_the_iterator_says_what_reading_takes(numbers: Path) -> None:
     left = list(batches)
     stats = batches.stats()
     assert (stats.epoch.rows, stats.epoch.batches) == (1003, 21) == (50 + sum(map(len, left)), 1 + len(left))
-    assert stats.epoch.row_groups == 14
-    assert stats.epoch.waited_seconds is not None
-    assert 0 < stats.epoch.waited_seconds <= (stats.epoch.seconds or 0)
+    assert (stats.epoch.row_groups, stats.memory_limit_bytes) == (14, 2 << 30)
+    assert 0 < (stats.epoch.waited_seconds or 0) <= (stats.epoch.seconds or 0)
     assert batches.stats().epoch.seconds == stats.epoch.seconds  # it has ended
-    assert stats.memory_limit_bytes == 2 << 30
-    stopped = read_record_batches(numbers, BatchOptions(batch_size=50))
+    stopped = pqcache.Cache(numbers).batches(batch_size=50)
     next(stopped)
     stopped.close()
     assert list(stopped) == []
@@ -121,70 +80,53 @@ def test_the_iterator_says_what_reading_takes(numbers: Path) -> None:
 def test_the_paths_value_wins_and_nulls_are_nulls(tmp_path: Path) -> None:
     write(tmp_path, {"dt=2026-11-01/a.parquet": pa.table({"dt": ["wrong"], "x": [1]})}, 10)
     write(tmp_path, {"dt=__HIVE_DEFAULT_PARTITION__/a.parquet": pa.table({"dt": ["wrong"], "x": [2]})}, 10)
-    loader = groups_of(tmp_path)
-    (_, batch), *_ = read(loader, Order(counts=loader.plan.counts, batch_size=10, shuffle=False))
-    assert batch.to_pydict() == {"x": [1, 2], "dt": ["2026-11-01", None]}
+    assert epoch(tmp_path, shuffle=False).to_pydict() == {"x": [1, 2], "dt": ["2026-11-01", None]}
 
 
 def test_columns_that_are_not_there_are_named(numbers: Path) -> None:
     with pytest.raises(UsageError, match="no column 'nope'"):
-        groups_of(numbers, ["nope"])
+        epoch(numbers, columns=["nope"])
     with pytest.raises(UsageError, match="twice"):
-        groups_of(numbers, ["id", "id"])
+        epoch(numbers, columns=["id", "id"])
     with pytest.raises(UsageError, match="not a list of names"):
-        groups_of(numbers, "id")  # type: ignore[arg-type]
+        epoch(numbers, columns="id")
 
 
 def test_files_of_different_schemas(tmp_path: Path) -> None:
     write(tmp_path, {"a.parquet": pa.table({"x": pa.array([1, 2], pa.int32()), "y": [1.0, 2.0]})}, 10)
     write(tmp_path, {"b.parquet": pa.table({"y": pa.array([3], pa.float32()), "x": pa.array([3], pa.int64())})}, 10)
     write(tmp_path, {"c.parquet": pa.table({"x": pa.array([4], pa.int32()), "z": ["new"], "l": [[1]]})}, 10)
-    loader = groups_of(tmp_path)
-    table = read_table(loader, Order(counts=loader.plan.counts, batch_size=3, shuffle=False))
+    table = epoch(tmp_path, batch_size=3, shuffle=False)
     assert table.to_pydict() == {
         "x": [1, 2, 3, 4],
         "y": [1.0, 2.0, 3.0, None],
         "z": [None, None, None, "new"],
         "l": [None, None, None, [1]],
     }
-    shuffled = read_table(loader, Order(counts=loader.plan.counts, batch_size=3))
-    assert shuffled.sort_by("x").to_pydict() == table.to_pydict()
-
-
-def test_one_file_is_a_dataset(tmp_path: Path) -> None:
-    write(tmp_path, {"a.parquet": pa.table({"x": [1, 2, 3]})}, 2)
-    loader = groups_of(tmp_path / "a.parquet")
-    found = read_table(loader, Order(counts=loader.plan.counts, batch_size=2))
-    assert sorted(found["x"].to_pylist()) == [1, 2, 3]
+    assert epoch(tmp_path, batch_size=3).sort_by("x").to_pydict() == table.to_pydict()
 
 
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no such file"):
-        groups_of(tmp_path / "nope")
+        epoch(tmp_path / "nope")
     with pytest.raises(UsageError, match="no Parquet files"):
-        groups_of(tmp_path)
+        epoch(tmp_path)
     with pytest.raises(UsageError, match="pqcache sync s3://bucket/x"):
         open_local_dataset("s3://bucket/x")
 
 
 def test_a_file_that_vanished_or_broke_is_named(tmp_path: Path) -> None:
-    tables = {f"{n}.parquet": pa.table({"x": list(range(1000)), "s": [f"{i}" for i in range(1000)]}) for n in range(4)}
-    write(tmp_path, tables, 100)
-    loader = groups_of(tmp_path)
-    order = Order(counts=loader.plan.counts, batch_size=64)
-    (tmp_path / "2.parquet").rename(tmp_path / "gone")
+    table = pa.table({"x": list(range(1000)), "s": [f"{i}" for i in range(1000)]})
+    write(tmp_path, {f"{n}.parquet": table for n in range(4)}, 100)
+    batches = pqcache.Cache(tmp_path).batches(batch_size=64)
+    path, data = tmp_path / "2.parquet", bytearray((tmp_path / "2.parquet").read_bytes())
+    path.unlink()
     with pytest.raises(ParquetError, match=r"2\.parquet: the file is gone"):
-        list(read(loader, order))
-    data = bytearray((tmp_path / "gone").read_bytes())
+        list(batches)
     data[4 : len(data) // 2] = bytes(len(data) // 2 - 4)
-    (tmp_path / "2.parquet").write_bytes(data)
+    path.write_bytes(data)
     with pytest.raises(ParquetError, match=r"2\.parquet: row group \d+ cannot be read"):
-        list(read(groups_of(tmp_path), order))
-    write(tmp_path, {"2.parquet": pa.table({"x": list(range(700)), "s": ["a"] * 700})}, 100)
-    loader = groups_of(tmp_path)
-    write(tmp_path, {"2.parquet": pa.table({"x": list(range(350)), "s": ["a"] * 350})}, 50)
-    with pytest.raises(ParquetError, match=r"2\.parquet: was replaced or written to"):
-        list(read(loader, Order(counts=loader.plan.counts, batch_size=64)))
+        epoch(tmp_path)
 
 
 class Plain(pa.ExtensionType):
@@ -218,9 +160,7 @@ def test_types_of_users_and_tensors_with_null_items_in_some_row_groups(tmp_path:
     pa.register_extension_type(Plain())
     try:
         pq.write_table(table, tmp_path / "a.parquet", row_group_size=25)
-        loader = groups_of(tmp_path)
-        order = Order(counts=loader.plan.counts, batch_size=20, shuffle=shuffle)
-        found = read_table(loader, order)
+        found = epoch(tmp_path, batch_size=20, shuffle=shuffle)
     finally:
         pa.unregister_extension_type("tests.plain")
     assert found.sort_by("id")["tensor"].combine_chunks().storage.to_pylist() == items

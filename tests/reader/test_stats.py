@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from pqcache.reader.stats import BATCHES, BUSY, NAMES, OF_TRAINER, SHAPE, WAITED, Meter, reading_stats
+from pqcache.reader.stats import BATCHES, NAMES, SHAPE, Meter, reading_stats
 
 
 @pytest.fixture
@@ -35,28 +35,6 @@ def test_more_children_than_there_are_rows(meter: Meter) -> None:
     for _ in range(8):
         in_child(lambda: meter.add(BATCHES, 1))
     assert meter.counts().total["batches"] == 9
-
-
-def test_an_epoch_is_what_its_pass_has_counted(meter: Meter) -> None:
-    meter.begin(0, OF_TRAINER, by_loader=True)
-    meter.add(WAITED, 5)
-    in_child(lambda: (meter.begin(0, 11, by_loader=True), meter.add(BUSY, 3)))
-    assert (meter.counts().of_epoch["waited"], meter.counts().of_epoch["busy"], meter.counts().epoch) == (5, 3, 0)
-    in_child(lambda: (meter.begin(0, 12, by_loader=True), meter.add(BUSY, 4)))  # the epoch again
-    assert (meter.counts().of_epoch["waited"], meter.counts().of_epoch["busy"]) == (5, 4)
-    meter.begin(1, OF_TRAINER, by_loader=True)
-    assert not any(meter.counts().of_epoch.values())
-    in_child(lambda: (meter.begin(1, 13), meter.add(BUSY, 6)))  # of a plain DataLoader
-    assert (meter.counts().of_epoch["waited"], meter.counts().of_epoch["busy"]) == (0, 6)
-    assert (meter.counts().total["waited"], meter.counts().total["busy"]) == (5, 13)
-
-
-def test_what_is_read(meter: Meter) -> None:
-    meter.begin(0, 1)
-    with meter.decoding(7, 100):
-        assert [found[:2] for found in meter.reading()] == [(os.getpid(), 7)]
-    assert meter.reading() == [(os.getpid(), None, 0.0)]
-    assert (meter.counts().total["row_groups"], meter.counts().total["row_group_bytes"]) == (1, 100)
 
 
 SECOND = 1_000_000_000

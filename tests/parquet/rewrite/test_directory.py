@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -134,48 +133,6 @@ def test_a_big_row_group_is_read_in_pieces(tmp_path: Path) -> None:
 
 
 # ---- what must come out as it was
-
-
-def test_pandas_frames_keep_index_categories_and_types(tmp_path: Path) -> None:
-    frames = []
-    for number in range(3):
-        frame = pd.DataFrame(
-            {
-                "cat": pd.Categorical([f"c{(i + number) % 5}" for i in range(3_000)]),
-                "when": pd.date_range("2024-01-01", periods=3_000, freq="h", tz="Europe/Berlin"),
-                "n": pd.array([None if i % 5 == 0 else i for i in range(3_000)], dtype="Int64"),
-                "text": [f"row {i}" for i in range(3_000)],
-            },
-            index=pd.Index([f"{number}-{i}" for i in range(3_000)], name="key"),
-        )
-        frame.to_parquet(tmp_path / f"{number}.parquet", row_group_size=700)
-        frames.append(frame)
-    sources = [tmp_path / f"{number}.parquet" for number in range(3)]
-    result = rewrite(sources, tmp_path / "out")
-    check_same(sources, result)
-    outputs = pd.concat([pd.read_parquet(output.path) for output in result.outputs])
-    pd.testing.assert_frame_equal(outputs, pd.concat([pd.read_parquet(source) for source in sources]))
-
-
-def test_spark_files_get_no_arrow_schema_and_keep_their_own(tmp_path: Path) -> None:
-    source = tmp_path / "part-00000-c000.snappy.parquet"
-    table = pa.table(
-        {
-            "a": pa.array(range(20_000), pa.int32()),
-            "t": pa.array([[i] for i in range(20_000)], pa.list_(pa.int64())),
-        }
-    )
-    keyvalues = {
-        "org.apache.spark.version": "3.5.1",
-        "org.apache.spark.sql.parquet.row.metadata": '{"type":"struct","fields":[]}',
-    }
-    with pq.ParquetWriter(source, table.schema, store_schema=False) as writer:
-        writer.write_table(table, row_group_size=999)
-        writer.add_key_value_metadata(keyvalues)
-    result = rewrite([source], tmp_path / "out")
-    check_same([source], result)
-    metadata = pq.read_metadata(result.outputs[0].path).metadata
-    assert metadata == {key.encode(): value.encode() for key, value in keyvalues.items()}
 
 
 @pytest.mark.parametrize("compliant", [True, False])

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pqcache.parquet import thrift
-from pqcache.parquet.pages import Chunk, decode_hybrid, encode_flags
+from pqcache.parquet.pages import Chunk
 from pqcache.parquet.rewrite import encode, encodings
 from pqcache.parquet.rewrite import pages as write_pages
 from pqcache.parquet.rewrite.directory import rewrite_directory
@@ -95,30 +95,6 @@ def column_of(kind: pa.DataType, rows: int, length: int, seed: int = 1) -> pa.Ar
     index = np.int64 if pa.types.is_large_list(kind) else np.int32
     array = make.from_arrays(pa.array(offsets.astype(index)), pa.array(values).cast(kind.value_type), kind)
     return array.slice(1, rows)
-
-
-@pytest.mark.parametrize(
-    ("codec", "special"), [("none", None), ("lz4", "BYTE_STREAM_SPLIT"), ("zstd", "DELTA_BINARY_PACKED")]
-)
-def test_metadata_of_lists_are_those_of_pyarrow(codec: str, special: str | None) -> None:
-    how = Encodings(codecs={PATH: codec}, special={PATH: special} if special else {})
-    column = pa.chunked_array([column_of(pa.list_(pa.int32()), 70, 500), column_of(pa.list_(pa.int32()), 100, 500, 2)])
-    table = pa.table({"v": column})
-    assert write_pages.length_of(table.schema.field(0), column, how) == 500
-    own, its = (
-        encode.encode_rows(table, how, "x")[0],
-        encode._chunks(table, how, "x", BufferPool())[0],
-    )
-    mine, theirs = dict(own.fields[3][1]), dict(its.fields[3][1])
-    assert sum(map(len, own.data)) == own.size == mine[7][1]
-    assert own.size == pytest.approx(its.size, rel=1e-3)  # levels are cut into other runs
-    for fields in (mine, theirs):
-        fields[7] = None
-        fields[2] = set(fields[2][1].values)
-    assert mine == theirs
-    assert own.offsets is not None
-    assert its.offsets is not None
-    assert len(own.offsets[1][1].values) == len(its.offsets[1][1].values) == 1
 
 
 ITEMS = [pa.int8(), pa.int64(), pa.float32()]
@@ -286,40 +262,6 @@ def test_nulls_are_as_pyarrow_reads_and_describes_them(kind: pa.DataType, parts:
     assert [page[3] for page in own_pages] == [page[3] for page in its_pages]
     assert sum(page[2][1] for page in own_pages) == own.size == own.fields[3][1][7][1] == sum(map(len, own.data))
     assert own.size <= its.size + 0.01 * its.size + 0.13 * len(column) / 8 + 64
-
-
-@settings(max_examples=examples(60), deadline=None)
-@given(st.integers(1, 30_000), st.lists(st.integers(1, 4_000), min_size=1, max_size=40), st.integers(0, 1 << 32))
-def test_levels_are_read_as_they_were(count: int, runs: list[int], seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    flags = np.resize(np.repeat(np.arange(len(runs)) % 2, runs), count).astype(np.uint8)
-    noise = rng.random(count) < rng.choice([0, 0.001, 0.3])
-    flags[noise] = rng.integers(0, 2, int(noise.sum()))
-    levels = encode_flags(flags)
-    assert int.from_bytes(levels[:4], "little") == len(levels) - 4
-    assert np.array_equal(decode_hybrid(levels[4:], 1, count), flags)
-    assert len(levels) <= -(-count // 8) + 8
-
-
-def test_a_page_of_nulls_has_no_bounds_and_one_without_has_no_bits(tmp_path: Path) -> None:
-    values = np.random.default_rng(1).standard_normal(100_000)
-    missing = np.zeros(100_000, bool)
-    missing[20_000:40_000] = missing[50_000] = True
-    table = pa.table({"x": pa.array(values, mask=missing)})
-    own, its = both(table)
-    assert isinstance(own.columns, dict)
-    assert thrift.encode(own.columns) == its.columns
-    assert own.columns[1][1].values == [2, 1, 2, 2, 2]
-    assert own.size < its.size + 2_500
-    pq.write_table(table, tmp_path / "a.parquet", row_group_size=30_000)
-    rewrite_directory([tmp_path / "a.parquet"], tmp_path / "out", RewriteOptions(row_group_size=1 << 20))
-    made = tmp_path / "out" / "part-00000.parquet"
-    assert pq.read_table(made).equals(table)
-    assert duckdb.sql(f"select x from '{made}'").to_arrow_table()["x"].to_pylist() == table["x"].to_pylist()
-    with made.open("rb") as file:
-        found = fastparquet.ParquetFile(file).to_pandas()["x"]
-    assert np.array_equal(found.isna(), missing)
-    assert np.array_equal(found[~missing], values[~missing])
 
 
 @settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

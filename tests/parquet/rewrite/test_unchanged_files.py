@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pqcache.errors import ParquetError, UsageError
-from pqcache.parquet.rewrite.directory import count_unchanged_files, rewrite_directory, row_group_bytes
+from pqcache.parquet.rewrite.directory import count_unchanged_files, row_group_bytes
 from pqcache.parquet.rewrite.options import RewriteOptions
 from tests.parquet.rewrite.rewriting import (
     KB,
@@ -140,21 +140,6 @@ def test_sources_are_untouched_and_outputs_synced(tmp_path: Path, monkeypatch: p
     assert (tmp_path / "out").stat().st_ino in synced
 
 
-def test_progress_adds_up_to_the_sources(tmp_path: Path) -> None:
-    sources = [
-        fitting(tmp_path / "x.parquet", 3),
-        fitting(tmp_path / "y.parquet", 2, 5),
-        fitting(tmp_path / "z.parquet", 9),
-    ]
-    pq.write_table(pa.table({"b": pa.array([], pa.binary())}), tmp_path / "zz.parquet")
-    sources.append(tmp_path / "zz.parquet")
-    seen: list[int] = []
-    rewrite_directory(sources, tmp_path / "out", RewriteOptions(row_group_size=64 * KB), seen.append)
-    assert sum(seen) == sum(source.stat().st_size for source in sources)
-    assert len(seen) > 4
-    assert min(seen) >= 0
-
-
 def test_damaged_sources_are_named_and_nothing_is_left(tmp_path: Path) -> None:
     good = tmp_path / "good.parquet"
     table = pa.table({"a": range(9_000), "s": [f"{i * 7919 % 9973}" for i in range(9_000)]})
@@ -200,28 +185,3 @@ def test_refusals(tmp_path: Path) -> None:
 
 
 # ---- another reader, and what is written
-
-
-def test_encodings_serve_the_data(tmp_path: Path) -> None:
-    rng = np.random.default_rng(9)
-    n = 60_000
-    table = pa.table(
-        {
-            "random": rng.standard_normal(n),
-            "few": pa.array([f"category number {i}" for i in rng.integers(0, 30, n)]),
-            "id": np.arange(n) * 1000,
-            "image": [rng.bytes(300) for _ in range(n)],
-        }
-    )
-    source = tmp_path / "a.parquet"
-    pq.write_table(table, source)
-    result = rewrite([source], tmp_path / "out", 1 << 20)
-    check_sizes(result, 1 << 20)
-    group = pq.read_metadata(result.outputs[0].path).row_group(0)
-    random, few, number, image = (group.column(position) for position in range(4))
-    assert not random.has_dictionary_page
-    assert few.has_dictionary_page
-    assert "DELTA_BINARY_PACKED" in number.encodings
-    assert (image.has_dictionary_page, image.compression, image.is_stats_set) == (False, "UNCOMPRESSED", False)
-    assert number.statistics.has_min_max
-    assert (number.statistics.min, number.statistics.max) == (0, (group.num_rows - 1) * 1000)

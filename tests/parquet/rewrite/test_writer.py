@@ -7,7 +7,6 @@ import functools
 import os
 import threading
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 
 import duckdb
@@ -29,6 +28,7 @@ from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.parquet.schema import working_schema
 from tests.examples import examples
 from tests.pages import indexed_pages, real_pages
+from tests.parquet.rewrite.rewriting import check_sizes, group_sizes
 
 KB = 1 << 10
 
@@ -45,10 +45,10 @@ def output_schema_of(table: pa.Table) -> OutputSchema:
     return OutputSchema(working=working_schema(table.schema), declared=table.schema, elements=None, keyvalues={})
 
 
-def settings_of(size: int, codec: str = "lz4", max_file: int = 1 << 40) -> w.WriterSettings:
+def settings_of(size: int, codec: str = "lz4") -> w.WriterSettings:
     return w.WriterSettings(
         options=RewriteOptions(row_group_size=size),
-        max_file=max_file,
+        max_file=1 << 40,
         codec=lambda leaf: codec,
         name_of=lambda number: f"source.parquet: row {number:,}",
     )
@@ -58,28 +58,6 @@ def write(
     table: pa.Table, target: Path, size: int, rows: int = 1000, ratio: float = 1.0, codec: str = "lz4"
 ) -> w.RewriteResult:
     return w.write_row_groups(batches_of(table, rows, ratio), target, output_schema_of(table), settings_of(size, codec))
-
-
-def sizes_of(written: w.RewriteResult) -> list[tuple[int, int]]:
-    found = []
-    for output in written.outputs:
-        metadata = pq.read_metadata(output.path)
-        for number in range(metadata.num_row_groups):
-            group = metadata.row_group(number)
-            size = sum(group.column(position).total_compressed_size for position in range(group.num_columns))
-            found.append((size, group.num_rows))
-    return found
-
-
-def check(written: w.RewriteResult, table: pa.Table, size: int) -> list[float]:
-    """Assert that the data is whole and every row group within the limit and full; return the fills."""
-    sizes = sizes_of(written)
-    assert all(found <= size for found, _ in sizes)
-    fills = [found / size for found, _ in sizes[:-1]]
-    assert all(fill >= 0.95 for fill in fills), fills
-    assert pa.concat_tables([pq.ParquetFile(output.path).read() for output in written.outputs]).equals(table)
-    assert written.encoded - written.encoded_again == sum(found for found, _ in sizes)
-    return fills
 
 
 SHAPES = ["flat", "growing", "shrinking", "step", "steps", "heavy tail", "rare giants"]
@@ -137,7 +115,9 @@ def test_no_row_group_is_over_and_all_but_the_last_are_full(
     blobs = blobs_of(kind, rng, lengths_of(shape, rng, rows))
     table = pa.table({"id": np.arange(rows), "blob": pa.array(blobs, pa.binary())})
     written = write(table, tmp_path_factory.mktemp("w"), size, batch, ratio, codec)
-    check(written, table, size)
+    check_sizes(written, size)
+    assert pa.concat_tables([pq.ParquetFile(output.path).read() for output in written.outputs]).equals(table)
+    assert written.encoded - written.encoded_again == sum(found for found, _ in group_sizes(written))
     assert not written.warnings
 
 
@@ -219,21 +199,11 @@ def test_nested_dictionaries_are_not_split(tmp_path: Path) -> None:
         assert file.read_row_group(group).column("kind").num_chunks == 1
 
 
-def test_a_wrong_first_estimate_costs_one_row_group(tmp_path: Path) -> None:
-    table = pa.table({"x": np.random.default_rng(1).standard_normal(100_000)})
-    for ratio in (1e-3, 1e3):
-        target = tmp_path / str(ratio)
-        target.mkdir()
-        written = write(table, target, 50_000, ratio=ratio)
-        check(written, table, 50_000)
-        assert written.encoded_again <= 4 * 50_000
-
-
 def test_warnings_do_not_pile_up(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     table = pa.table({"b": [rng.bytes(5_000) for _ in range(60)]})
     written = write(table, tmp_path, 4_200)
-    assert [rows for _, rows in sizes_of(written)] == [1] * 60
+    assert [rows for _, rows in group_sizes(written)] == [1] * 60
     assert len(written.warnings) == 21
     assert written.warnings[-1].startswith("40 more rows")
 
@@ -243,8 +213,8 @@ def test_memory_is_bounded_where_data_shrinks_to_nothing(tmp_path: Path, monkeyp
     table = pa.table({"zero": np.zeros(2_000_000, np.int64)})
     written = write(table, tmp_path, 32 * KB, 10_000)
     assert pq.read_table(written.outputs[0].path).equals(table)
-    assert all(rows * 8 <= 16 * 32 * KB for _, rows in sizes_of(written))
-    assert len(sizes_of(written)) < 40
+    assert all(rows * 8 <= 16 * 32 * KB for _, rows in group_sizes(written))
+    assert len(group_sizes(written)) < 40
     assert len(written.warnings) == 1
     assert "of memory decoded" in written.warnings[0]
 
@@ -253,7 +223,7 @@ def test_row_groups_are_below_the_rows_pyarrow_would_split_at(tmp_path: Path, mo
     monkeypatch.setattr(w, "_MAX_ROWS", 5_000)
     table = pa.table({"zero": np.zeros(22_000, np.int8)})
     written = write(table, tmp_path, 1 << 20, 700)
-    assert [rows for _, rows in sizes_of(written)] == [5_000] * 4 + [2_000]
+    assert [rows for _, rows in group_sizes(written)] == [5_000] * 4 + [2_000]
 
 
 def test_types_that_parquet_lacks_are_refused(tmp_path: Path) -> None:
@@ -303,33 +273,3 @@ def test_a_large_row_alone_has_statistics(tmp_path: Path) -> None:
     with pq.ParquetFile(output.path) as file:
         statistics = file.metadata.row_group(0).column(0).statistics
     assert (statistics.min, statistics.max) == (7, 7)
-
-
-def test_prefetch_runs_ahead_by_no_more_than_its_limit_and_stops() -> None:
-    table = pa.table({"x": np.zeros(1000)})
-    made = 0
-
-    def counted() -> Iterator[RowBatch]:
-        nonlocal made
-        for batch in batches_of(pa.concat_tables([table] * 100), 1000):
-            made += 1
-            yield batch
-
-    stream = prefetch([counted], 5 * table.nbytes)
-    assert next(stream).done == 1000
-    assert next(stream).done == 2000
-    stream.close()  # joins the thread
-    assert made <= 10
-
-
-@settings(max_examples=examples(40), deadline=None)
-@given(st.lists(st.integers(0, 6), max_size=9), st.integers(1, 4), st.sampled_from([0, 100, 1 << 30]))
-def test_stretches_come_in_their_order_whatever_the_threads(counts: list[int], threads: int, limit: int) -> None:
-    table = pa.table({"x": np.arange(sum(counts) * 10)})
-    ends = np.cumsum([0, *counts]) * 10
-    tasks = [
-        (lambda low=low, high=high: (batch for batch in batches_of(table.slice(low, high - low), 10) if low < high))
-        for low, high in pairwise(ends.tolist())
-    ]
-    found = [batch.table for batch in prefetch(tasks, limit, threads)]
-    assert pa.concat_tables([table.slice(0, 0), *found]).equals(table)

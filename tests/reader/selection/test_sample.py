@@ -118,12 +118,9 @@ def test_samples_go_with_weights_states_and_places(lake: Path, tmp_path: Path) -
     ("how", "message"),
     [
         ({"sample": 0}, "sample=0: give a number above 0"),
-        ({"sample": 1.5}, r"sample=1\.5"),
-        ({"sample": float("nan")}, "sample=nan"),
         ({"sample": True}, "sample=True"),
         ({"sample": "1%"}, "sample='1%'"),
         ({"limit": 0}, "limit=0: has to be at least 1"),
-        ({"limit": -1}, "limit=-1"),
         ({"sample": 0.5, "sequence": Sequence(2, order_by="id")}, "in the middle of sequences"),
         ({"limit": 5, "sequence": Sequence(2, order_by="id")}, "in the middle of sequences"),
     ],
