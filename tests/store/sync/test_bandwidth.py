@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import threading
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -60,33 +61,23 @@ def test_the_limit_changes_while_a_thread_waits() -> None:
 
 
 def test_threads_share_one_limit() -> None:
-    waited: list[float] = []
-    limit = BandwidthLimit("1MB", clock=lambda: 0.0, sleep=lambda seconds: waited.append(seconds) or _end())
-    started = [threading.Thread(target=_taking, args=(limit,)) for _ in range(4)]
-    for thread in started:
-        thread.start()
-    for thread in started:
-        thread.join()
+    def sleep(seconds: float) -> None:
+        raise InterruptedError
+
+    limit = BandwidthLimit("1MB", clock=lambda: 0.0, sleep=sleep)
+
+    def take() -> None:
+        with contextlib.suppress(InterruptedError):
+            limit.take(1 << 19)
+
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(4):
+            pool.submit(take)
     assert limit._free == pytest.approx(2.0), "the bytes of all threads follow one another"
 
 
-class _Ended(Exception):
-    pass
-
-
-def _end() -> None:
-    raise _Ended
-
-
-def _taking(limit: BandwidthLimit) -> None:
-    try:
-        limit.take(1 << 19)
-    except _Ended:
-        return
-
-
 @pytest.mark.parametrize("text", ["", "fast", "8:00", "25:00,1M", "08:00,1M 9", "08:00,fast", "0", "08:00,0"])
-def test_what_is_no_limit_is_refused(text: str, tmp_path: Path) -> None:
+def test_what_is_no_limit_is_refused(text: str) -> None:
     with pytest.raises(pqcache.UsageError, match="--bwlimit"):
         parse_timetable(text)
 

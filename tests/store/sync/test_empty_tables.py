@@ -27,12 +27,8 @@ def test_a_snapshot_without_row_groups_is_a_snapshot(tmp_path: Path, case: str) 
         where = "a = 2"
     assert pqcache.sync(source, cache, where=where).published
     found = pqcache.inspect(cache)
-    assert (found.files, found.rows, found.row_groups, [column.name for column in found.columns]) == (
-        1,
-        0,
-        0,
-        ["a", "dt"],
-    )
+    assert (found.files, found.rows, found.row_groups) == (1, 0, 0)
+    assert [column.name for column in found.columns] == ["a", "dt"]
     assert pqcache.verify(cache, deep=True).ok
     assert not pqcache.sync(cache).published
     assert list(pqcache.Cache.open(cache).batches()) == []

@@ -76,19 +76,18 @@ def hard_links(lake: Path) -> None:
     os.link(lake / "dt=3/b.parquet", lake / "dt=2/b.parquet")
 
 
-def link(path: str, target: str) -> Callable[[Path], None]:
-    return lambda lake: (lake / path).symlink_to(target)
+def links(lake: Path) -> None:
+    """To a directory, a partition, the source itself, what is above, a file, and one of another partition."""
+    for path, target in (
+        ("latest", "dt=2"), ("dt=9", "dt=2"), ("absolute", str(lake / "dt=2")), ("current", "."), ("dt=1/up", ".."),
+        ("latest.parquet", "dt=2/b.parquet"), ("dt=1/b.parquet", "../dt=2/b.parquet"),
+    ):  # fmt: skip
+        (lake / path).symlink_to(target)
 
 
 LINKS: dict[str, tuple[Callable[[Path], None], list[int], int]] = {  # what makes them, all rows, how many are left out
-    "directory": (link("latest", "dt=2"), [1, 1], 1),
-    "partition": (link("dt=9", "dt=2"), [1, 1], 1),
-    "absolute": (lambda lake: (lake / "latest").symlink_to(lake / "dt=2"), [1, 1], 1),
-    "source": (link("current", "."), [1, 1], 1),
-    "above": (link("dt=1/up", ".."), [1, 1], 1),
-    "file": (link("latest.parquet", "dt=2/b.parquet"), [1, 1], 1),
-    "file of another partition": (link("dt=1/b.parquet", "../dt=2/b.parquet"), [1, 1], 1),
-    "other data": (link("latest.txt", "dt=2/b.parquet"), [1, 1], 0),
+    "links": (links, [1, 1], 7),
+    "other data": (lambda lake: (lake / "latest.txt").symlink_to("dt=2/b.parquet"), [1, 1], 0),
     "nested": (nested, [1, 1, 3], 4),
     "outside twice": (outside_twice, [1, 1, 3], 6),
     "outside file twice": (outside_file_twice, [1, 1, 3], 1),

@@ -71,22 +71,14 @@ def test_a_number_is_not_compared_with_a_text_partition(cache: Path, filters: An
     assert "partition_types={'hour': 'int'}" in str(found.value)
 
 
-@pytest.mark.parametrize(
-    "filters",
-    [
-        "n > 9",
-        "tag > 9",
-        "code = 7",
-        "at < 10",
-        "n = true",
-        "i > 0 and n in ('5', 6)",
-        [("n", ">", 9)],
-        [("tag", "not in", [9, None])],
-        [("n", "=", True)],
-        [("n", ">", pd.Timestamp("2026-11-01"))],
-        [("i", ">", datetime.datetime(2026, 11, 1))],
-    ],
-)
+OTHERS = [
+    "n > 9", "tag > 9", "code = 7", "at < 10", "n = true", "i > 0 and n in ('5', 6)", [("n", ">", 9)],
+    [("tag", "not in", [9, None])], [("n", "=", True)], [("n", ">", pd.Timestamp("2026-11-01"))],
+    [("i", ">", datetime.datetime(2026, 11, 1))],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("filters", OTHERS)
 def test_a_number_is_not_compared_with_other_columns(cache: Path, filters: Any) -> None:
     with pytest.raises(UsageError):
         held(cache, filters=filters)
@@ -167,7 +159,6 @@ def test_counts_of_one_type_are_not_those_of_another(tmp_path: Path) -> None:
     [
         ("unknown", "'unknown' is not an integer", {"shard": "text"}),
         ("007", "'007' is not written as an integer", {"shard": "int"}),
-        ("0.5", "'0.5' is not an integer", {"shard": "float"}),
         ("9223372036854775808", "is not an integer", {"shard": "float"}),
     ],
 )
@@ -208,17 +199,6 @@ def test_a_partition_that_another_column_excludes_does_not_matter(tmp_path: Path
         pqcache.sync(cache)
     with pytest.raises(SourceError, match="region=kr/shard=unknown"):
         pqcache.sync(cache, where="not (region = 'us' or shard is null) and v <> 'x'")
-
-
-def test_a_partition_that_waits_is_no_error_yet(tmp_path: Path) -> None:
-    source, cache = add(tmp_path / "source", "shard", "5"), tmp_path / "cache"
-    (source / "shard=5" / "_SUCCESS").touch()
-    pqcache.sync(source, cache, marker="_SUCCESS")
-    add(source, "shard", "unknown")
-    assert not pqcache.sync(cache).published
-    (source / "shard=unknown" / "_SUCCESS").touch()
-    with pytest.raises(SourceError, match="shard=unknown"):
-        pqcache.sync(cache)
 
 
 @pytest.mark.parametrize("declared", [None, {"hour": "int"}])
@@ -306,9 +286,8 @@ def test_rows_are_filtered_again_by_a_type_that_is_declared_later(tmp_path: Path
     assert not pqcache.sync(cache).published
 
 
-@pytest.mark.parametrize("types", ["hour", "=int", "hour=integer", "minute=int"])
-def test_types_that_make_no_sense(tmp_path: Path, hours: Path, types: str) -> None:
-    found = run_pqcache("sync", hours, tmp_path / "cache", "--partition-types", types)
-    assert found.returncode == 2
-    assert f"{types}" in found.stderr
-    assert "No such option" not in found.stderr
+def test_types_that_make_no_sense(tmp_path: Path, hours: Path) -> None:
+    for types in ("hour", "=int", "hour=integer", "minute=int"):
+        found = run_pqcache("sync", hours, tmp_path / "cache", "--partition-types", types)
+        assert (found.returncode, types in found.stderr) == (2, True), found.stderr
+        assert "No such option" not in found.stderr

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import pqcache
-from pqcache import cli
 from pqcache.events import Event, Warned
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.tables.data_files import PassedOver, without_other_snapshots
@@ -37,19 +36,11 @@ def test_what_is_not_taken_is_counted_by_its_reason(shop: Path, tmp_path: Path) 
         "hidden": 5, "other": 1, "where": 3, "waiting": 0, "links": 0,
     }  # fmt: skip
     write_day(shop, "2026-11-09", files=1, rows=10)
-    assert pqcache.sync(tmp_path / "cache").passed_over == PassedOver(hidden=6, other=1, where=3)
-
-
-def test_the_summary_says_it(shop: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    cache = str(tmp_path / "cache")
-    assert cli.run(["sync", str(shop), cache, "--where", "dt > '2026-11-01'"]) == 0
-    assert capfd.readouterr().out.endswith("; not taken: 5 hidden, 3 outside of --where\n")
-    assert cli.run(["sync", cache]) == 0
-    assert capfd.readouterr().out.endswith("; not taken: 5 hidden, 3 outside of --where\n")
-    for path in [*shop.rglob("_*"), *shop.rglob("*.crc")]:
+    said = run_pqcache("sync", tmp_path / "cache").stdout
+    assert said.endswith("; not taken: 6 hidden, 1 not Parquet, 3 outside of --where\n")
+    for path in [*shop.rglob("_*"), *shop.rglob("*.crc"), shop / "notes.txt"]:
         path.unlink()
-    assert cli.run(["sync", str(shop), str(tmp_path / "all")]) == 0
-    assert "not taken" not in capfd.readouterr().out
+    assert "not taken" not in run_pqcache("sync", shop, tmp_path / "all").stdout
 
 
 def test_what_waits_is_counted_and_wrong_clocks_are_named(shop: Path, tmp_path: Path) -> None:
