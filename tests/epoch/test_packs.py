@@ -17,6 +17,7 @@ from tests.epoch.cases import values
 from tests.epoch.forms import Row, bare, values_for
 from tests.epoch.reading import Reader, differences
 from tests.epoch.tables import INSIDE, PLACE, Source
+from tests.reader.selection.test_sequences import brute_force
 
 DATASET, ARROW, WORKERS = Reader(nulls="none"), Reader("Cache.batches", nulls="none"), Reader("Loader", 2, "none")
 STEPS: dict[str, Any] = {"weight": -1, "list of string": [0, 2], "label": 1}
@@ -32,22 +33,8 @@ def sequences(source: Source, spec: Sequence, is_kept: Any) -> list[list[int]]:
     """Return the rows of each sequence by their numbers, in the order in which they are without shuffling."""
     rows, found = values(source, spec.order_by, *spec.groups, "label"), []
     for group in source.groups:
-        kept = [number for number in group if is_kept(rows[number])]
-        kept = [number for number in kept if None not in [rows[number][name] for name in spec.groups]]
-        groups: dict[Any, list[int]] = {}
-        for number in kept:
-            groups.setdefault(tuple(rows[number][name] for name in spec.groups), []).append(number)
-        for members in groups.values():
-            runs: list[list[int]] = []
-            for number in sorted(members, key=lambda number: rows[number][spec.order_by]):
-                at = rows[number][spec.order_by]
-                near = runs and (spec.max_gap is None or at - rows[runs[-1][-1]][spec.order_by] <= spec.max_gap)
-                if near:
-                    runs[-1].append(number)
-                else:
-                    runs.append([number])
-            for run in runs:
-                found += [run[at : at + spec.length] for at in range(0, len(run) - spec.length + 1, spec.stride)]
+        of_group = [{**rows[number], "id": number, "kept": is_kept(rows[number])} for number in group]
+        found += brute_force(of_group, spec, max(1, len(of_group)))
     return found
 
 

@@ -150,29 +150,6 @@ def test_nulls_without_an_option_are_refused(kinds: Source) -> None:
             list(ParquetDataset(kinds.path, ["id", name]))
 
 
-def test_a_transform_gets_whole_batches(kinds: Source) -> None:
-    """In the process of the trainer, in workers and on threads; what it returns is what comes."""
-    columns = ["id", "string", "list", "fixed list"]
-    expected = [
-        (*row[:3], repr([1.0 + float(x) for x in row[3][1:-1].split(",")])) for row in kinds.rows_in(columns, {})
-    ]
-    for workers, threads in ((2, None), (0, 2)):
-        dataset = ParquetDataset(
-            kinds.path, columns, batch_size=20, transform=_two if threads else _one, transform_workers=threads
-        )
-        batches = list(Loader(dataset, num_workers=workers))
-        assert not differences([row for batch in batches for row in tensor_rows(batch)], expected)
-
-
-def _one(batch: Any) -> Any:
-    batch["fixed list"] = batch["fixed list"] + 1
-    return batch
-
-
-def _two(batch: Any, generator: Any) -> Any:
-    return _one(batch)
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_tensors_are_the_trainers_own(kinds: Source, workers: int) -> None:
     """A batch that is changed changes no other batch, now or in the next epoch."""

@@ -187,27 +187,6 @@ def test_a_repeated_order_is_warned_of_once(
     assert warned(choose) == 0
 
 
-def test_a_state_goes_on_in_its_snapshot_where_skipping_would_not(tmp_path: Path) -> None:
-    """After a nightly sync the order is another one: who skips what was consumed loses rows, and cannot see it."""
-    for number in range(4):
-        pq_table = pa.table({"id": np.arange(100) + number * 100})
-        (tmp_path / "lake").mkdir(exist_ok=True)
-        pq.write_table(pq_table, tmp_path / "lake" / f"{number}.parquet", row_group_size=25)
-    pqcache.sync(tmp_path / "lake", tmp_path / "cache")
-    data = ParquetDataset(tmp_path / "cache", batch_size=32, seed=1)
-    loader = Loader(data)
-    seen = ids_of(itertools.islice(loader, 5))
-    state = loader.state_dict()
-    pq.write_table(pa.table({"id": np.arange(100) + 400}), tmp_path / "lake" / "4.parquet", row_group_size=25)
-    pqcache.sync(tmp_path / "lake", tmp_path / "cache")
-    resumed = Loader(ParquetDataset(tmp_path / "cache", batch_size=32, seed=1))
-    resumed.load_state_dict(state)
-    assert sorted(seen + ids_of(resumed)) == list(range(400))
-    by_name = tmp_path / "cache" / "snapshots" / data.snapshot
-    skipped = itertools.islice(Loader(ParquetDataset(by_name, batch_size=32, seed=1)), 5, None)
-    assert sorted(seen + ids_of(skipped)) == list(range(400)), "as docs/loading.md says"
-
-
 # ---- an iteration that is going on
 
 
