@@ -98,6 +98,10 @@ def test_any_start_of_record_batches(narrow: Source, name: str) -> None:
 
 
 WORKERS: list[tuple[str, list[tuple[int, Reader, int | None]]]] = [
+    ("all rows", [(2, Reader("Loader", 2), None)]),
+    ("in order", [(1, Reader("DataLoader", 2), None)]),
+    ("a limit", [(3, Reader("Loader", 1), None)]),
+    ("weights", [(1, Reader("Loader", 3), None)]),
     ("all rows", [(1, Reader("Loader", 3), 7), (2, Reader("Loader", 1), 2), (1, Reader("DataLoader", 2), None)]),
     ("weights", [(2, Reader("Loader", 1), 4), (1, Reader("Loader", 2), None)]),
     ("sequences", [(1, Reader("Loader", 2), 3), (1, Reader("DataLoader", 1), None)]),
@@ -106,7 +110,9 @@ WORKERS: list[tuple[str, list[tuple[int, Reader, int | None]]]] = [
 
 
 @pytest.mark.parametrize(("name", "steps"), WORKERS, ids=lambda value: value if isinstance(value, str) else "")
-def test_any_batch_with_other_workers(narrow: Source, name: str, steps: list[tuple[int, Reader, int | None]]) -> None:
+def test_the_same_batches_whoever_reads_and_goes_on(
+    narrow: Source, name: str, steps: list[tuple[int, Reader, int | None]]
+) -> None:
     run(narrow, name, steps)
 
 

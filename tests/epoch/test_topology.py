@@ -15,41 +15,10 @@ from tests.epoch.tables import FEW, Source
 LANES: dict[str, Any] = {"lanes": 12, "window": 3, "batch_size": 10, "seed": 7}
 ONE = Reader()
 ARROW = Reader("Cache.batches")
-TOPOLOGIES: list[tuple[int, Reader]] = [  # the ranks, and how each reads
-    (1, Reader("Loader", 3)),
-    (1, Reader("DataLoader", 2)),
-    (2, Reader("Loader", 2)),
-    (3, Reader("Loader")),
-    (5, ONE),  # which do not divide the lanes
-    (3, ARROW),
-]
-OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"drop_last": True},
-    {"shuffle": False},
-    {"filters": "label > 0", "batch_size": 5},
-    {"weights": {"label": {0: 1.5, ...: 0.5}}},
-]
 
 
 def read_ranks(source: Source, reader: Reader, columns: list[str], ranks: int, **options: Any) -> list[list[Read]]:
     return [reader.read(source, columns, ranks=ranks, rank=rank, **options)[0] for rank in range(ranks)]
-
-
-@pytest.mark.parametrize(("ranks", "reader"), TOPOLOGIES, ids=str)
-def test_the_same_batches_for_the_same_lanes(narrow: Source, ranks: int, reader: Reader) -> None:
-    number = TOPOLOGIES.index((ranks, reader))
-    turned = OPTIONS[number % 5 :] + OPTIONS[: number % 5]
-    for options in turned[:2]:
-        how: dict[str, Any] = {**LANES, **options, "epoch": 1}
-        whole, _ = (ARROW if reader == ARROW else ONE).read(narrow, FEW, **how)
-        found = read_ranks(narrow, reader, FEW, ranks, **how)
-        parts = Parts(whole)
-        parts.add(found)
-        parts.check(ranks, drop_last="drop_last" in options)
-        if 12 % ranks == 0:
-            for rank, batches in enumerate(found):
-                assert [batch.index for batch in batches] == list(range(rank, rank + ranks * len(batches), ranks))
 
 
 @pytest.mark.parametrize(("ranks", "workers"), [(1, 3), (3, 0)])

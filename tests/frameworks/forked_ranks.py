@@ -7,13 +7,16 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.frameworks.ranks import note, run_python
+from pqcache.errors import UsageError
+from tests.scripts import LOCAL_RANKS
+from tests.test_docs import environment
 
 Found = list[dict[str, Any]]  # by rank, then by scene
 
@@ -86,6 +89,28 @@ def _run(module: Any, out: Path) -> bool:
         note(options, rank, {name: getattr(scenes, name)() for name in options["scenes"]})
 
     return fork_ranks(options["ranks"], play)
+
+
+def run_python(words: list[str], directory: Path, timeout: float = 500) -> None:
+    """Run ``python WORDS...`` in a directory, so that its ranks find one another on this machine alone."""
+    env = {**environment(), **LOCAL_RANKS}
+    command = [sys.executable, *words]
+    done = subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, timeout=timeout)
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
+
+
+def refusal(read: Callable[[], object]) -> str:
+    """Return what is said where reading raises UsageError, else an empty text; from within a script."""
+    try:
+        read()
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
+def note(options: dict[str, Any], rank: int, found: dict[str, Any]) -> None:
+    """Write what a rank found, from within a script."""
+    (Path(options["out"]) / f"rank-{rank}.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

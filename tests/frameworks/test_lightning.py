@@ -17,8 +17,8 @@ import pqcache
 from tests import ROOT
 from tests.datasets import write_shop
 from tests.frameworks.conftest import ROWS
+from tests.frameworks.forked_ranks import run_python
 from tests.frameworks.lightning_script import BATCH
-from tests.frameworks.ranks import run_python
 from tests.scripts import run_script
 from tests.test_docs import environment
 

@@ -26,7 +26,7 @@ from pqcache.torch import Loader, ParquetDataset
 from tests import ROOT
 from tests.datasets import write_shop
 from tests.frameworks.conftest import ROWS
-from tests.frameworks.ranks import note, refusal
+from tests.frameworks.forked_ranks import note, refusal
 from tests.test_docs import blocks_of, environment
 
 BATCH = 64

@@ -1,4 +1,4 @@
-"""torchrun with DDP and FSDP2, meshes, distributed checkpoints, torchdata and numpy: every row once, and the place."""
+"""Ranks with DDP and FSDP2, meshes, distributed checkpoints, torchdata and numpy: every row once, and the place."""
 
 from __future__ import annotations
 
@@ -12,41 +12,22 @@ from pqcache.store.sync.command import sync
 from tests import ROOT
 from tests.datasets import write_shop
 from tests.frameworks.conftest import ROWS
-from tests.frameworks.ranks import run_ranks
+from tests.frameworks.forked_ranks import Found, run_scenes
 from tests.scripts import run_under_torchrun
 from tests.test_docs import blocks_of, environment
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torchdata") is None, reason="torchdata is not installed")
 
 BATCHES = 99  # of 64 rows
-Found = dict[int, list[dict[str, Any]]]
+SCENES = ["error", "epochs", "meshes", "saved"]
 
 
 @pytest.fixture(scope="module")
-def root(rows_table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def found(rows_table: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Found]:
+    """What each rank found, with one process and with two, and in new processes after the states that were saved."""
     root = tmp_path_factory.mktemp("torch")
     sync(str(rows_table), root / "cache")
-    return root
-
-
-def run(root: Path, rows: Path, ranks: int, resume: Path | None = None) -> list[dict[str, Any]]:
-    states = root / f"states-{ranks}"
-    states.mkdir(exist_ok=True)
-    script = ROOT / "tests" / "frameworks" / "torch_ranks.py"
-    given = {"rows": rows, "cache": root / "cache", "states": states, "resume": resume or ""}
-    return run_ranks(script, root / f"run-{ranks}", ranks, **given)
-
-
-@pytest.fixture(scope="module")
-def found(root: Path, rows_table: Path) -> Found:
-    """What each rank found, with one process and with two; they have also saved states."""
-    return {ranks: run(root, rows_table, ranks) for ranks in (1, 2)}
-
-
-@pytest.fixture(scope="module")
-def resumed(root: Path, rows_table: Path, found: Found) -> list[dict[str, Any]]:
-    """What two new processes found after these states; the distributed checkpoint is that of one process."""
-    return run(root, rows_table, 2, root / "states-1")
+    return run_scenes("tests.frameworks.torch_ranks", root, SCENES, ["resumed"], rows=rows_table, cache=root / "cache")
 
 
 def in_order(of_ranks: list[list[list[int]]]) -> list[list[int]]:
@@ -67,7 +48,7 @@ def epochs_of(ranks: list[dict[str, Any]]) -> list[list[list[int]]]:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_every_kind_of_loader_has_every_row_in_the_same_order(found: Found, ranks: int) -> None:
+def test_every_kind_of_loader_has_every_row_in_the_same_order(found: dict[int, Found], ranks: int) -> None:
     expected = epochs_of(found[1])  # with lanes=4 also the same on any number of ranks
     assert expected[0] != expected[1]
     names = found[ranks][0]["epochs"].keys()
@@ -78,7 +59,7 @@ def test_every_kind_of_loader_has_every_row_in_the_same_order(found: Found, rank
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_tensor_parallel_ranks_read_the_same_rows(found: Found, ranks: int) -> None:
+def test_tensor_parallel_ranks_read_the_same_rows(found: dict[int, Found], ranks: int) -> None:
     expected = epochs_of(found[1])[0]
     for name, (*_,) in found[ranks][0]["meshes"].items():
         groups: dict[int, list[list[list[int]]]] = {}
@@ -91,20 +72,20 @@ def test_tensor_parallel_ranks_read_the_same_rows(found: Found, ranks: int) -> N
         assert check_epoch([groups[place][0] for place in range(data_parallel)]) == expected
 
 
-def test_places_are_kept_in_new_processes(found: Found, resumed: list[dict[str, Any]]) -> None:
+def test_places_are_kept_in_new_processes(found: dict[int, Found]) -> None:
     first, second = epochs_of(found[1])
     for name, saved_on in {"dcp": 1, "stateful": 2, "stateful, workers": 2, "nodes": 2}.items():
         before = in_order([rank["saved"][name] for rank in found[saved_on]])
         assert before == first[: len(before)], name
         assert len(before) == 11 * saved_on
-        after = in_order([rank["resumed"][name][0] for rank in resumed])
+        after = in_order([rank["resumed"][name][0] for rank in found[2]])
         # lanes belong to ranks: after an odd number of batches the second rank has the next one
         assert sorted((before + after)[:BATCHES]) == sorted(first), name
         assert len(before + after) == BATCHES + (saved_on == 2)
-        assert check_epoch([rank["resumed"][name][1] for rank in resumed]) == second, name
+        assert check_epoch([rank["resumed"][name][1] for rank in found[2]]) == second, name
 
 
-def test_ranks_without_a_process_group_are_refused(found: Found) -> None:
+def test_ranks_without_a_process_group_are_refused(found: dict[int, Found]) -> None:
     """They would read all rows each."""
     assert [rank["error"] for rank in found[1]] == [""]
     for rank in found[2]:

@@ -1,9 +1,7 @@
-"""What a rank finds under torchrun: loaders with DDP, meshes with FSDP2, numpy, states that it saves and resumes."""
+"""What torch does with loaders on each rank: DDP, FSDP2, numpy, states that are saved and resumed; by test_torch.py."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from pqcache import Cache
 from pqcache.torch import Loader, ParquetDataset
-from tests.frameworks.ranks import note, refusal
+from tests.frameworks.forked_ranks import refusal
 
 BATCH = 64
 Batches = list[list[int]]
@@ -42,12 +40,6 @@ def trained(loader: Iterable[Any], model: torch.nn.Module) -> Iterator[Any]:
         optimizer.step()
         optimizer.zero_grad()
         yield batch
-
-
-def before_the_group(rows: Path) -> str:
-    """Return the error of reading before ``init_process_group``, or an empty text; said ranks are read all the same."""
-    next(iter(read(rows, num_replicas=2, rank=0)))
-    return refusal(lambda: next(iter(read(rows))))
 
 
 def epochs(rows: Path, cache: Cache, made_before: ParquetDataset) -> dict[str, list[Batches]]:
@@ -138,22 +130,37 @@ def resume(rows: Path, dcp_states: Path, states: Path) -> dict[str, list[Batches
     return found
 
 
-def main(options: dict[str, Any]) -> None:
-    rows, states = Path(options["rows"]), Path(options["states"])
-    torch.set_num_threads(1)
-    made_before = read(rows)
-    found: dict[str, Any] = {"error": before_the_group(rows)}
-    dist.init_process_group("gloo")
-    if options["resume"]:
-        found["resumed"] = resume(rows, Path(options["resume"]), states)
-    else:
-        found["epochs"] = epochs(rows, Cache.open(options["cache"]), made_before)
-        found["meshes"] = meshes(rows)
-        found["saved"] = save(rows, states)
-    note(options, dist.get_rank(), found)
-    dist.barrier()
-    dist.destroy_process_group()
+class Scenes:
+    """Each method returns what it saw on this rank, as JSON values."""
 
+    def __init__(self, options: dict[str, Any]) -> None:
+        torch.set_num_threads(1)
+        self.rows, self.cache, self.states = Path(options["rows"]), options["cache"], Path(options["state"])
+        self.made_before = read(self.rows)
+        next(iter(read(self.rows, num_replicas=2, rank=0)))  # ranks that are said need no group
+        self.before_the_group = refusal(lambda: next(iter(read(self.rows))))
+        if options["ranks"] == 1:
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        else:
+            dist.init_process_group("gloo")
 
-if __name__ == "__main__":
-    main(json.loads(Path(sys.argv[1]).read_text()))
+    def error(self) -> str:
+        return self.before_the_group
+
+    def epochs(self) -> dict[str, list[Batches]]:
+        return epochs(self.rows, Cache.open(self.cache), self.made_before)
+
+    def meshes(self) -> dict[str, Any]:
+        return meshes(self.rows)
+
+    def saved(self) -> dict[str, Batches]:
+        self.states.mkdir(exist_ok=True)
+        found = save(self.rows, self.states)
+        dist.barrier()
+        return found
+
+    def resumed(self) -> dict[str, list[Batches]]:
+        """What is read after the states; the distributed checkpoint is that of one process."""
+        found = resume(self.rows, self.states.with_name("state-1"), self.states)
+        dist.barrier()
+        return found

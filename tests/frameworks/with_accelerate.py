@@ -11,7 +11,7 @@ from accelerate.utils import DataLoaderConfiguration
 from torch.utils.data import DataLoader
 
 from pqcache.torch import Batch, Loader, ParquetDataset
-from tests.frameworks.ranks import refusal
+from tests.frameworks.forked_ranks import refusal
 
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "default": {},

@@ -13,7 +13,7 @@ from transformers import TrainerCallback, TrainingArguments
 
 from pqcache.torch import Mix, ParquetDataset
 from pqcache.torch.trainer import Trainer
-from tests.frameworks.ranks import refusal
+from tests.frameworks.forked_ranks import refusal
 
 
 class Line(torch.nn.Module):

@@ -29,7 +29,7 @@ from pqcache.torch import Loader, Mix, ParquetDataset, Split
 from pqcache.torch.batch import to_rows
 from tests.datasets import write_shop
 from tests.filling import Filler, FillingThread, publish_copy
-from tests.torch.conftest import RunRanks, ids_of
+from tests.torch.conftest import ids_of
 from tests.waiting import wait_for
 
 COLUMNS = ["id", "title", "tokens", "dt"]
@@ -72,12 +72,6 @@ def epoch(cache: Path, workers: int = 0, context: str | None = None, **options: 
     return [values_of(batch) for batch in loader]
 
 
-def test_workers_yield_what_they_yield_of_the_published_snapshot(arriving: Path, published: Path) -> None:
-    found = epoch(arriving, 2, "fork")
-    assert found == epoch(published, 2, "fork")
-    assert len({i for _, ids, *_ in found for i in ids}) == 2400
-
-
 def test_no_proof_of_files_without_a_checksum(source: Path, tmp_path: Path) -> None:
     filler = Filler(source, tmp_path / "cache")
     with pytest.raises(
@@ -87,16 +81,6 @@ def test_no_proof_of_files_without_a_checksum(source: Path, tmp_path: Path) -> N
     filler.fill()
     filler.publish()
     assert ParquetDataset(tmp_path / "cache", ["id"], proof=True).proof()["proof"]["parts"] == []
-
-
-def test_ranks_of_torch_distributed_attach_to_one_snapshot(
-    arriving: Path, published: Path, run_ranks: RunRanks
-) -> None:
-    found = run_ranks([arriving] * 2, workers=1, batch_size=50)
-    assert found == run_ranks([published] * 2, workers=1, batch_size=50)
-    assert sorted(i for rank in found for ids in rank["ids"] for i in ids) == sorted(
-        i for batch in Cache(published).batches(["id"]) for i in batch["id"].to_pylist()
-    )
 
 
 @pytest.mark.parametrize(

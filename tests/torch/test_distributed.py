@@ -12,13 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch.distributed
+from torch.utils.data import DataLoader
 
 import pqcache
 import pqcache.store.config
 from pqcache.errors import UsageError
 from pqcache.store.table_part import Shard
-from pqcache.torch import Loader, ParquetDataset
-from pqcache.torch.distributed import RankShare, combine_shares
+from pqcache.torch import Loader, Mix, ParquetDataset
+from pqcache.torch.distributed import NodeShares, RankShare, combine_shares
 from tests.torch.conftest import RunRanks
 
 NODES = 3
@@ -242,3 +243,25 @@ def test_a_rank_that_reads_alone_waits_for_a_while_only(whole: tuple[Path, Path,
     one, other = run_ranks([whole[0]] * 2, each=[alone, elsewhere])
     assert len(one["ids"]) == 4  # of the 8 batches
     assert sum(map(len, other["ids"])) == 2000
+
+
+def test_ranks_of_a_launcher_without_a_process_group_do_not_read_everything(
+    whole: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    data = ParquetDataset(whole[0])  # may be made before init_process_group
+    mix = Mix({"a": ParquetDataset(whole[0])})
+    read_by_workers = DataLoader(data, batch_size=None, num_workers=2, multiprocessing_context="fork")
+    for read in (lambda: list(read_by_workers), lambda: list(Loader(mix)), lambda: len(data)):
+        with pytest.raises(UsageError, match=r"WORLD_SIZE=2.*init_process_group\(\).*num_replicas="):
+            read()
+
+
+def test_a_share_is_read_on_the_rank_that_opened_it(whole: tuple[Path, Path, Path]) -> None:
+    """Sets what two ranks agree on when they open a share, as the ranks of this process do not change."""
+    data = ParquetDataset(whole[0])
+    shares = {"node": 0, "rows": (9, 9), "ranks": 1, "rank": 0, "listing": "", "row_groups": "", "largest": ()}
+    data._reader.nodes = NodeShares(**shares, of_all=(2, 0))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"share 0/2: it was opened on rank 0 of 2 and is read on rank 0 of 1"):
+        list(data)
