@@ -1,10 +1,9 @@
-"""What a training gets from a dataset: measured by ``pqcache bench``, and forecast from footers by ``pqcache inspect``.
+"""How a training reads a dataset: measured by ``pqcache bench``, and forecast from footers by ``pqcache inspect``.
 
 `bench` measures how fast this machine reads a dataset with each number of workers. Every setting is measured in a
-process of its own (``python -m pqcache.benchmark``), so that memory which another setting left behind does not count
-for it. The processes only read, and the snapshot is leased meanwhile. `forecast` says how many row groups are mixed in
-the memory of a training, why, and which size would do better; both commands print that in the same words, by
-`describe_training`.
+process of its own (``python -m pqcache.benchmark``), so memory left behind by another setting does not count. The
+processes only read, and the snapshot is leased meanwhile. `forecast` says how many row groups a training mixes in its
+memory, why, and which size would do better. Both commands print it with `describe_training`.
 """
 
 from __future__ import annotations
@@ -66,14 +65,14 @@ _TINY = 16 << 20  # bytes of a decoded dataset for which nothing is gained
 class Measured:
     """Measurements of one setting.
 
-    ``workers``            of the DataLoader; None for batches that are read without torch
+    ``workers``            of the DataLoader; None for batches read without torch
     ``rows_per_second``, ``bytes_per_second``   rows, and bytes of them when decoded
     ``of_limit``           the share of the decode limit, from 0 to 1
     ``first_batch``        seconds from the start of the iteration to the first batch
     ``memory``             the highest PSS of all its processes in bytes; None if the system has no PSS
     ``from_disk``          the share of the bytes read that came from the disk and not from the page cache, from 0 to 1;
                            None if the system does not count them
-    ``window``             row groups of a lane that are mixed
+    ``window``             row groups that a lane mixes
     ``limited_by``         the slowest stage, as in ``ReadingStats``; None if unknown
     ``seconds_of``         busy seconds of its threads and workers, by stage
     """
@@ -102,10 +101,10 @@ class Advice:
 class BenchReport:
     """Measurements of a dataset, and the advice that follows from them.
 
-    ``columns`` of ``rows`` rows in ``row_groups`` row groups were read, which take ``bytes`` on disk and ``decoded``
-    bytes in memory. ``limit`` is the decode limit in rows per second on ``cores`` cores: the better of columns and row
-    groups decoded in parallel, without making batches; ``limit_from_disk`` is as in ``Measured``. ``recommended`` is
-    the number of workers to use, None without torch.
+    The dataset has ``rows`` rows in ``row_groups`` row groups; the ``columns`` read take ``bytes`` on disk and
+    ``decoded`` bytes in memory. ``limit`` is the decode limit in rows per second on ``cores`` cores: the better of
+    columns and row groups decoded in parallel, without making batches; ``limit_from_disk`` is as in ``Measured``.
+    ``recommended`` is the number of workers to use, None without torch.
     """
 
     target: str
@@ -134,7 +133,7 @@ class BenchReport:
 def bench(
     target: str | os.PathLike[str], *, on_event: OnEvent = ignore, **given: Unpack[BenchArguments]
 ) -> BenchReport:
-    """Measure how fast a cache, or a directory of Parquet, is read here, and return which settings to use.
+    """Measure how fast this machine reads a cache or a directory of Parquet, and recommend settings.
 
     Each setting reads shuffled epochs for ``seconds`` after half as long to warm up. Nothing is written.
 
@@ -236,7 +235,7 @@ def recommended(measured: Sequence[Measured]) -> int | None:
 
 
 def advise(report: BenchReport, groups: RowGroups, dense: dict[str, float]) -> Iterator[Advice]:
-    """Yield ways to read faster or mix better; ``dense`` has shares of the time to decode."""
+    """Yield ways to read faster or mix better; ``dense`` maps columns to their share of the decode time."""
     where = [report.target, *([] if cache_at(report.target) is not None else ["DEST"])]
     chosen = next((item for item in report.measured if item.workers == report.recommended), report.measured[0])
     lanes = max(1, chosen.workers or 1)
@@ -294,7 +293,7 @@ def _disk_size(plan: ReadPlan) -> int:
 
 
 def _run(module: str, job: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
-    """Run a setting; return its findings, and the most memory that its processes took together."""
+    """Run a setting; return its findings and the peak memory of all its processes together."""
     words = [sys.executable, "-m", module, json.dumps(job)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         peak, deadline = 0, time.monotonic() + _STARTING + 10 * job["seconds"]
@@ -430,11 +429,10 @@ def _shares(read: Callable[[Sequence[str]], object], names: Sequence[str], lists
 class Forecast:
     """What ``ParquetDataset(memory=memory)`` with ``lanes`` lanes does with all columns of a dataset.
 
-    ``decoded`` is the largest row group in memory, in bytes. ``window`` row groups of a lane are mixed, or ``pieces``
-    of them if there is more than one of each, which are ``mixed`` of all rows, from 0 to 1. A window of 0 means that
-    memory is too small for one row group. ``needed`` are the bytes for one at a time in each lane if memory is
-    less than that, else None. ``row_group_size``, in bytes on disk, would mix better or be read
-    faster; None if that gains little.
+    ``decoded`` is the largest row group in memory, in bytes. A lane mixes ``window`` row groups, or ``pieces`` pieces
+    if row groups are split; that is the fraction ``mixed`` of all rows, from 0 to 1. A window of 0 means that memory is
+    too small for one row group. If memory can't hold one row group per lane, ``needed`` is the number of bytes that
+    would, else None. ``row_group_size``, in bytes on disk, would mix better or be read faster; None if it gains little.
     """
 
     memory: int
@@ -507,10 +505,7 @@ def _window(plan: ReadPlan, sizes: RowGroupSizes, memory: int, lanes: int) -> Wi
 
 
 def describe_training(training: Forecast, row_groups: int) -> tuple[str, ...]:
-    """Describe a forecast for ``row_groups`` row groups: the window, the reason, and a better size; a line for each.
-
-    The first line says for which settings that is.
-    """
+    """Describe a forecast for ``row_groups`` row groups, a line each: settings, window, reason, better size."""
     workers = "0 or 1" if training.lanes == 1 else f"{training.lanes}"
     given = f"memory={format_size(training.memory).replace(' ', '')}, num_workers={workers}"
     decoded = f"a row group takes up to {format_size(training.decoded)} decoded"
@@ -590,7 +585,7 @@ def _least(plan: ReadPlan, size: int) -> int:
 
 
 def row_group_size_for(plan: ReadPlan, sizes: RowGroupSizes, memory: int, lanes: int) -> int:
-    """Bytes on disk, a power of two, of row groups of which each lane can mix 16 in ``memory`` bytes."""
+    """The row-group size on disk, a power of two, at which each lane can mix 16 row groups in ``memory`` bytes."""
     scale = memory / lanes / sizes.of_lane(WINDOW)
     largest = int(plan.data.index.numbers("bytes").max())
     return max(_SMALLEST_WINDOW, min(BLOCK_SIZE, _power_of_two(int(scale * largest))))

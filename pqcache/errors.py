@@ -52,8 +52,8 @@ class PqcacheError(Exception):
         reason: what is wrong with it.
         advice: what to do next; may be empty.
 
-    ``str(error)`` is a line of the three. A single argument is the reason: DataLoader, which raises errors of another
-    process again, has only the line.
+    ``str(error)`` joins the three into a line. A single argument is the reason: DataLoader, which raises errors of its
+    workers again, passes only that line.
     """
 
     exit_code = 1
@@ -73,7 +73,7 @@ class PqcacheError(Exception):
         return type(self)(subject, reason, self.advice)
 
     def renamed(self, old: object, new: object) -> Self:
-        """The same error with the path ``old`` replaced by ``new``, as the user knows a copy by its source."""
+        """The same error with the path ``old`` replaced by ``new``: users know a copy by its source."""
         return type(self)(*(text.replace(str(old), str(new)) for text in (self.subject, self.reason, self.advice)))
 
 

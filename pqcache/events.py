@@ -87,7 +87,7 @@ class Rewrote:
 
 @dataclass(frozen=True)
 class Retried:
-    """An operation failed and is tried again after ``wait`` seconds."""
+    """An operation failed; it is retried after ``wait`` seconds."""
 
     path: str
     error: str

@@ -1,10 +1,10 @@
-"""Every option of pqcache, said once.
+"""Every option of pqcache, defined once.
 
-Each class below lists options that belong together: a field's name, its default, and `option()` with its kind and
-help. From these come the commands with their help, manual pages and shell completion, the keys of ``pqcache.toml``,
-and the text of ``help()`` for the Python functions. To add an option, add a field here and use it; for
-one that Python takes too, name its type in the arguments at the end, which type checkers read. Those that only Python
-has, of ``ParquetDataset`` and ``Cache.batches``, are in `pqcache.reader.options` and `pqcache.torch.options`.
+Each class below lists options that belong together: a field's name, its default, and `option()` with its kind and help.
+From these come the commands with their help, manual pages and shell completion, the keys of ``pqcache.toml``, and the
+text of ``help()`` for the Python functions. To add an option, add a field here and use it; if Python takes it too, add
+its type to the arguments at the end, which type checkers read. The Python-only options of ``ParquetDataset`` and
+``Cache.batches`` are in `pqcache.reader.options` and `pqcache.torch.options`.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Kind:
         show: turns the value into an entry of ``pqcache.toml``.
         is_flag: takes no value in the shell.
         is_list: may be repeated in the shell; `split` gets all words.
-        words: how many words each use takes in the shell.
-        values: the only ones, if there are few.
+        words: how many words one use takes in the shell.
+        values: the allowed values, if there are few.
         config: describes the entry in the manual page of ``pqcache.toml``.
     """
 
@@ -102,7 +102,7 @@ class Option:
 
     @property
     def label(self) -> str:
-        """How the shell names it."""
+        """Its name in the shell."""
         return self.metavar if self.scope == ARGUMENT else self.flag
 
     @property
@@ -133,7 +133,7 @@ class Option:
         return self._checked(f"{self.name}={given!r}", self.kind.parse, given)
 
     def resets(self, given: Any) -> bool:
-        """Whether ``given`` is the empty text, which stands for the default of an option that a cache remembers."""
+        """Whether ``given`` is the empty text, which resets a remembered option to its default."""
         return self.scope == REMEMBERED and not self.kind.is_list and isinstance(given, str) and not given
 
     def from_shell(self, words: Any) -> Any:
@@ -155,7 +155,7 @@ class Option:
 
 
 def option(default: Any, kind: Kind, group: str | None, help: str, **more: Any) -> Any:
-    """A field of a class of options; ``more`` are further attributes of `Option`."""
+    """A field of an options class; ``more`` are further attributes of `Option`."""
     about = {"option": {"kind": kind, "group": group, "help": help, **more}}
     shows = not more.get("is_secret", False)
     if isinstance(default, Mapping):
@@ -174,14 +174,14 @@ def python(default: Any, kind: Kind, help: str, **more: Any) -> Any:
 
 
 def argument(metavar: str, help: str, kind: Kind | None = None, default: Any = ..., **more: Any) -> Any:
-    """A field for a word without a name; without a default it is required."""
+    """A field for a positional argument; without a default it is required."""
     more |= {"metavar": metavar, "scope": ARGUMENT, "required": default is ...}
     return option(None if default is ... else default, kind or TEXT, None, help, **more)
 
 
 @cache
 def options_of(*tables: type | str) -> dict[str, Option]:
-    """The options of classes, by name, in this order; a text is the name of one of `Shared` or `Run`."""
+    """The options of classes, by name, in this order; a text names an option of `Shared` or `Run`."""
     found = {}
     for table in tables:
         if isinstance(table, str):
@@ -202,10 +202,10 @@ def _option_of(name: str, item: dataclasses.Field[Any]) -> Option:
 
 
 def parsed(given: Mapping[str, Any], *tables: type | str) -> dict[str, Any]:
-    """The values of the options that Python code was given; TypeError for unknown ones.
+    """Parse the options passed by Python code; TypeError for unknown ones.
 
-    None stands for an option that was not given if it can have no other meaning: a cache may remember it, or None is
-    its default. An empty text stays one for an option that a cache remembers: it stands for the default.
+    None counts as not given unless it means something else: the option is remembered, or None is its default. For a
+    remembered option, an empty text is kept: it restores the default.
     """
     known = {name: option for name, option in options_of(*tables).items() if option.scope in (REMEMBERED, RUN, PYTHON)}
     if unknown := given.keys() - known.keys():
@@ -225,15 +225,15 @@ def parsed(given: Mapping[str, Any], *tables: type | str) -> dict[str, Any]:
 
 
 def all_values(given: Mapping[str, Any], *tables: type | str) -> Any:
-    """As attributes, the values of the options that Python code was given, and the defaults of the others."""
+    """The options passed by Python code, and the defaults of the others, as attributes."""
     defaults = {name: option.default for name, option in options_of(*tables).items()}
     return SimpleNamespace(**{**defaults, **parsed(given, *tables)})
 
 
 def documented(arguments: type, *tables: type | str) -> Callable[[_T], _T]:
-    """Let ``help()`` of a function or class show the options that its last parameter, ``**given``, stands for.
+    """Make ``help()`` of a function or class show the options accepted as ``**given``.
 
-    They take the place of the line that begins with ``given:`` in its docstring, behind those that it names itself.
+    They replace the line that begins with ``given:`` in its docstring, after the parameters listed there.
     """
 
     def document(target: _T) -> _T:
@@ -281,7 +281,7 @@ def _flag(given: Any) -> bool:
 
 
 def _truth(given: Any) -> bool:
-    """A flag of Python code: numpy's and torch's too, and 0 and 1, which ``pqcache.toml`` may not have."""
+    """A flag passed by Python code: also numpy's and torch's, and 0 and 1, which ``pqcache.toml`` rejects."""
     is_bool = isinstance(given, bool) or str(getattr(given, "dtype", "")).endswith("bool")
     if not is_bool and not (is_whole(given) and given in (0, 1)):
         raise UsageError("", "neither true nor false", "give True or False")
@@ -304,7 +304,7 @@ def _number(given: Any) -> Any:
 
 
 def _unnamed(parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """``parse`` with errors that leave it to the option to name the value."""
+    """``parse``, with errors to which the option adds its own name."""
 
     def call(given: Any) -> Any:
         try:
@@ -320,7 +320,7 @@ def _names(given: Any) -> tuple[str, ...]:
 
 
 def _rules(given: Any) -> tuple[str, ...]:
-    """``[expect]`` of ``pqcache.toml``, or the rules alone."""
+    """Parse ``[expect]`` of ``pqcache.toml``, or its rules alone."""
     rules = given
     if isinstance(given, Mapping):
         if others := given.keys() - {"rules"}:
@@ -629,7 +629,7 @@ class Run:
 
 
 class Shared:
-    """Options that several commands have, each for one run."""
+    """Options shared by several commands; none is remembered."""
 
     cache = argument("CACHE", "The cache: a path, or its name in $PQCACHE_ROOT.", completes="cache")
     snapshot = argument("SNAPSHOT", "The snapshot: its ID, its number, like 7, or its pin.", completes="snapshot")
@@ -653,7 +653,7 @@ class Shared:
 
 @dataclass(frozen=True, kw_only=True)
 class SyncRun(Run):
-    """Options of one sync, beside those that the cache remembers."""
+    """Options of one sync, beside those remembered by the cache."""
 
     force: bool = option(False, FLAG, SAFETY, "Publish even if more is deleted than --max-delete allows.")
     compare: str = option(

@@ -41,7 +41,7 @@ def proposals_for(option: Option) -> Proposals:
 
 
 def _caches(_: Any, typed: str) -> Iterator[str]:
-    """Caches and other directories below the one that is typed, and without one the names in $PQCACHE_ROOT."""
+    """Caches and other directories below the one typed so far; without a slash, also the names in $PQCACHE_ROOT."""
     from pqcache.store.layout import CONFIG
 
     above = typed.rpartition("/")[0] + "/" if "/" in typed else ""
@@ -56,7 +56,7 @@ def _caches(_: Any, typed: str) -> Iterator[str]:
 
 
 def _snapshots(context: Any, _: str) -> Iterator[str]:
-    """The IDs and pins of the cache that was named before."""
+    """The IDs and pins of the cache named earlier on the line."""
     from pqcache.store.cache_directory import CacheDirectory, cache_path
     from pqcache.store.snapshot import read_kept
     from pqcache.store.tables_of_root import named_place
@@ -101,7 +101,7 @@ def _option_help(parameter: Any) -> OptionHelp:
 
 
 def option_groups(command: Any) -> dict[str, list[OptionHelp]]:
-    """The options of a command by the title of their group; those without one, as --help, are in the last."""
+    """The options of a command by group title; those without a group, such as --help, come last."""
     found: dict[str, list[OptionHelp]] = {title: [] for title in GROUPS}
     rest: list[OptionHelp] = []
     for item in option_list(command):
@@ -112,7 +112,7 @@ def option_groups(command: Any) -> dict[str, list[OptionHelp]]:
 
 
 def _take_text(parameters: Iterable[Any]) -> None:
-    """Have parameters take text and flags as they are: Typer asks pydantic, whose import takes 0.1 s."""
+    """Make parameters accept text and flags unchanged: Typer would use pydantic, whose import takes 0.1 s."""
 
     def process(parameter: Any, convert: Callable[[Any, Any], Any], context: Any, value: Any) -> Any:
         if parameter.required and not value:
@@ -361,7 +361,7 @@ def _given(name: str, known: dict[str, Option], words: dict[str, Any]) -> Given:
 
 
 def _value(option: Option, words: Any) -> Any:
-    """The value for Python; an absent option that is remembered is None, as the cache knows it."""
+    """The value for Python; None for an absent option that the cache remembers."""
     if words is None or words == ():
         return None if option.scope == REMEMBERED else option.default
     if option.scope == ARGUMENT and words == "":  # an unset shell variable; Path("") would be the working directory
@@ -374,7 +374,7 @@ def _value(option: Option, words: Any) -> Any:
 
 
 def _with_signature(function: Callable[..., Any], known: dict[str, Option]) -> Callable[..., Any]:
-    """``function`` with the parameters that Typer makes options of."""
+    """``function`` with the parameters that Typer turns into options."""
     parameters = [_parameter(option) for option in known.values()]
     function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

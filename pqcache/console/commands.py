@@ -349,7 +349,7 @@ def gc(given: Given) -> None:
 
 
 def _run(given: Given, function: Callable[..., Any], show: Callable[[Any], None], *words: Any, **options: Any) -> Any:
-    """Call a function of the library that reports events, print its report, and return it."""
+    """Call a library function, show its events, and print and return its report."""
     if vars(given).get("all_caches"):
         terminal.name_lines(words[0], always=True)
         reporter = terminal.quiet_reporter(given.json or given.quiet)
@@ -362,7 +362,7 @@ def _run(given: Given, function: Callable[..., Any], show: Callable[[Any], None]
 
 
 def _run_each(given: Given, did: str, run: Callable[[Any], object]) -> None:
-    """Run a command on its cache, or with --all on all below a directory; those end with one line and one exit code."""
+    """Run a command on one cache, or with --all on all below a directory, with one summary line and exit code."""
     if not given.all_caches:
         if given.cache is None:
             raise UsageError("", "Missing argument 'CACHE'", f"'pqcache {given.command_name} -h' shows the usage")

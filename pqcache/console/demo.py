@@ -1,5 +1,4 @@
-"""``pqcache demo``: sync, inspect, repartition and train on a dataset that it makes; during a training, its source
-changes.
+"""``pqcache demo``: sync, inspect, repartition and train on a generated dataset whose source changes during a training.
 
 Every command is shown with its output, and every claim is checked with pyarrow, which knows nothing of pqcache: a false
 one ends the demo with exit code 1. It needs no network, no torch, and nothing that pqcache does not require.
@@ -116,7 +115,7 @@ class Demo:
 
 @dataclass
 class Pause:
-    """How far a training is, which waits late in its epoch until a sync, slow on a busy machine, is ``over``."""
+    """The progress of a training, which waits late in its epoch until the sync, slow on a busy machine, is ``over``."""
 
     begun: Event = field(default_factory=SPAWN.Event)
     over: Event = field(default_factory=SPAWN.Event)
@@ -353,7 +352,7 @@ def trained(demo: Demo, report: str, epochs: int) -> Any:
 
 @contextmanager
 def training_process(demo: Demo, report: str, epochs: int = 1, pause: Pause | None = None) -> Iterator[None]:
-    """A training at work in a process of its own, from its fifth step on if it has a ``pause``; ended afterwards."""
+    """Run a training in its own process while entered; with a ``pause``, wait for its fifth step first."""
     process = SPAWN.Process(target=train_here, args=(demo.cache, epochs, demo.root / report, pause))
     process.start()
     try:
@@ -435,10 +434,10 @@ def has_torch() -> bool:
 
 
 def train(cache: Path, epochs: int, report: Path, after_step: Callable[[int, str], None]) -> None:
-    """Train on the snapshot that is current now, whatever is published meanwhile.
+    """Train on the snapshot that is current now, even if another is published meanwhile.
 
-    Calls ``after_step`` with the number of each step in its epoch, and a line about it. Writes the snapshot, and the
-    losses and ids of each epoch, to the file ``report``.
+    Calls ``after_step`` with each step's number in its epoch and a line about it. Writes the snapshot, and each epoch's
+    losses and ids, to the file ``report``.
     """
     if has_torch():
         from pqcache.torch.demo import begin
@@ -466,7 +465,7 @@ def begin_with_numpy(cache: Path) -> tuple[str, Callable[[int], Iterable[Any]], 
         return opened.batches(columns, batch_size=128, seed=0, epoch=epoch, snapshot=snapshot)
 
     def learn(batch: pa.RecordBatch) -> float:
-        """Change the weights of each word by the gradient of a batch, and return the loss before that."""
+        """Update the weights of each word by the gradient of a batch, and return the loss before the update."""
         tokens = batch["tokens"]  # lists of different lengths: their values, and where each begins
         words, begins = tokens.flatten().to_numpy(), tokens.offsets.to_numpy()
         lengths = np.diff(begins)

@@ -1,6 +1,4 @@
-"""The reports of inspect, rows and bench, which have tables, as text, and an inspection as one self-contained HTML
-page.
-"""
+"""The reports of inspect, rows and bench as text with tables, and an inspection as a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -71,7 +69,7 @@ def print_inspection(found: Inspection, training: Forecast | None, all_partition
 
 
 def _arriving(found: Inspection, arriving: ArrivalProgress) -> str:
-    """How much of a first snapshot is there, and who fetches the rest."""
+    """How much of a first snapshot has arrived, and who fetches the rest."""
     held = f"{format_size(arriving.bytes)} of {format_size(arriving.total_bytes)} are there"
     parts = f"{arriving.files:,} of {format_count(found.files, 'file')}"
     parts += f", {arriving.row_groups:,} of {format_count(found.row_groups, 'row group')}"
@@ -97,10 +95,10 @@ def verdict(found: Inspection) -> str:
 
 
 def remedy(found: Inspection) -> str | None:
-    """The command that gives row groups the size of blocks, or None if nobody asks for it or it gains little.
+    """The command that makes row groups as large as blocks; None if block size doesn't matter here, or it gains little.
 
-    It is asked for with ``--block-size``, by files on HDFS, and by a cache that was repartitioned to another size. A
-    training has other needs.
+    It matters with ``--block-size``, for files on HDFS, and for a cache repartitioned to another size. For training,
+    see `remedy_for_training`.
     """
     asked = found.straddling is not None or found.block_size != BLOCK_SIZE
     least = sum(-(-item.bytes // found.block_size) for item in found.partitions)
@@ -329,7 +327,7 @@ def _share(size: int, found: Inspection) -> str:
 
 
 def print_rows(found: RowPlaces, target: str, columns: list[str] | None, sample: bool, json: bool) -> None:
-    """Print the places of a batch's rows, and with ``sample`` their values."""
+    """Print where a batch's rows are, and with ``sample`` their values."""
     values = _values(found, target, columns) if sample else [None] * len(found)
     items = found.table().to_pylist()
     if json:
@@ -436,7 +434,8 @@ def inspection_page(
 ) -> str:
     """Return the page as text.
 
-    ``verdict`` describes the row-group sizes as blocks; ``commands`` correct them for that and for training.
+    ``verdict`` judges the row-group sizes against the block size; ``commands`` correct them for blocks and for
+    training.
     """
     facts = [
         ("source", found.source),

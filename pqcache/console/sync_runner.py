@@ -1,4 +1,4 @@
-"""Runs the command sync: of one cache or of all below a directory, with metrics and commands that follow."""
+"""Runs ``pqcache sync`` on one cache or on all below a directory, with metrics and follow-up commands."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pqcache.units import format_count
 
 
 def run_one(given: Given) -> None:
-    """Sync one cache; raises its error after the commands that follow."""
+    """Sync one cache; raises its error after the follow-up commands."""
     if given.source is None:
         raise UsageError("", "Missing argument 'SOURCE'", "'pqcache sync -h' shows the usage")
     if given.cache is None:
@@ -48,7 +48,7 @@ def run_one(given: Given) -> None:
 
 
 def _follow(result: TableResult, given: Given) -> int:
-    """Write metrics and run the command that follows a sync, unless it was a dry run; return its exit code."""
+    """Write metrics and run the follow-up command, unless the sync was a dry run; return its exit code."""
     if given.dry_run:
         return 0
     write_metrics(given.metrics, [result])
@@ -87,7 +87,7 @@ def print_count(did: str, caches: int, failed: list[str]) -> None:
 
 
 def _check_for_all(given: Given) -> None:
-    """Raise UsageError for options of a single cache: its directory, and those that it remembers."""
+    """Raise UsageError for options that need a single cache: its directory, and remembered options."""
     if given.cache is not None:
         raise UsageError("--all", "takes one directory", "name the one that your caches are in")
     for name, value in given.of(REMEMBERED).items():
@@ -111,7 +111,7 @@ def print_failure(cache: str, error: PqcacheError, json: bool) -> None:
 
 
 def run_command(given: Given, result: TableResult) -> int:
-    """Run the command that follows a sync, if there is one; return 0, or 1 if it fails, which is printed."""
+    """Run the follow-up command, if there is one; return 0, or print its failure and return 1."""
     option, command = ("--on-failure", given.on_failure) if result.error else ("--on-success", given.on_success)
     if not command:
         return 0
@@ -123,7 +123,7 @@ def run_command(given: Given, result: TableResult) -> int:
 
 
 def write_metrics(path: Path | None, results: Iterable[TableResult]) -> None:
-    """Write the file with metrics, if there is to be one; a reader sees the old file or the new one."""
+    """Write the metrics file, if one was requested; readers see either the old file or the new one."""
     if path is None:
         return
     try:
@@ -149,7 +149,7 @@ _GAUGES = {
 
 
 def variables(result: TableResult) -> dict[str, str]:
-    """The environment variables of a command that follows a sync."""
+    """The environment variables of a follow-up command."""
     report, error = result.report, result.error
     came_to = DONE if error is None else FAILED
     came_to = {3: REFUSED, 6: REFUSED, 75: REFUSED, 5: "skipped"}.get(result.exit_code, came_to)

@@ -59,9 +59,9 @@ _PHASE_TEXT = {
 
 
 def name_lines(cache: str | os.PathLike[str], always: bool = False) -> None:
-    """Name the cache, or the target, that lines speak of from now on; with ``always`` also on a terminal.
+    """Set the cache, or the target, that later lines are about; with ``always``, name it on a terminal too.
 
-    An empty text names none.
+    An empty text unsets it.
     """
     global _name, _always
     text = os.fspath(cache)
@@ -76,7 +76,7 @@ def name_lines(cache: str | os.PathLike[str], always: bool = False) -> None:
 
 
 def line_prefix(stream: TextIO) -> str:
-    """How a line on ``stream`` begins: with nothing on a terminal, or before a cache is named."""
+    """The prefix of a line on ``stream``; empty on a terminal, or before a cache is named."""
     if not _name:
         return ""
     if stream.isatty():
@@ -87,7 +87,7 @@ def line_prefix(stream: TextIO) -> str:
 def print_line(text: str, stream: TextIO | None = None) -> None:
     """Print one line without markup to standard output, or to ``stream``; control characters are escaped.
 
-    Where no terminal is, a line of a run on a cache begins with the time and the cache's name.
+    Without a terminal, each line of a run on a cache begins with the time and the cache's name.
     """
     stream = stream or sys.stdout
     stream.write(line_prefix(stream) + printable(text) + "\n")
@@ -95,7 +95,7 @@ def print_line(text: str, stream: TextIO | None = None) -> None:
 
 
 def can_ask() -> bool:
-    """Whether a person is there to answer a question."""
+    """Whether a person can answer a question."""
     return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
 
 
@@ -239,7 +239,7 @@ class PhaseMeter:
 
     @property
     def text(self) -> str:
-        """The phase as a word, like ``fetching``."""
+        """The phase as a verb, like ``fetching``."""
         return _PHASE_TEXT.get(self._phase, self._phase)
 
     @property
@@ -255,14 +255,14 @@ class PhaseMeter:
                 self._samples.popleft()
 
     def rate(self, now: float) -> float:
-        """Progress in a second, over the last quarter of a minute; 0 while unknown."""
+        """Progress per second over the last 15 seconds; 0 while unknown."""
         since, before = self._samples[0]
         return max(0.0, (self.done - before) / (now - since)) if now - since >= 1 else 0.0
 
     def amount(self, now: float, width: float = math.inf) -> str:
-        """Return how much is done, of how much, how fast, and how long the rest takes.
+        """How much is done, the total, the rate, and the time left.
 
-        Where that takes more than ``width`` characters, the files are left out first, then the rate.
+        If that takes more than ``width`` characters, the files are left out first, then the rate.
         """
         done = f"{int(self.done):,}" if self.total and self._unit != "bytes" else self._amount(self.done)
         files = f"{self.files_done:,} of {format_count(self.files, 'file')}" if self.files else ""

@@ -32,7 +32,7 @@ Row = tuple[Sequence[str], Sequence[str]]  # the cells, and lines that stand bel
 
 
 def print_table(titles: Sequence[str], rows: Sequence[Row], right: Collection[str] = ()) -> None:
-    """Print rows below their titles; columns whose titles are in ``right`` end at one place.
+    """Print rows below their titles; columns titled in ``right`` are right-aligned.
 
     If a terminal is too narrow, the last column stands below each row.
     """
@@ -55,7 +55,7 @@ _NAMED = 10  # partitions
 
 
 def print_sync(report: SyncReport, verbose: bool = False) -> None:
-    """Print the report of a sync as one line, in which partitions are named; with ``verbose`` each has a line.
+    """Print the report of a sync as one line that names partitions; with ``verbose`` each has a line of its own.
 
     A dry run has a line for each of the first ten partitions.
     """
@@ -123,7 +123,7 @@ def _skipped(report: SyncReport) -> str:
 
 
 def _passed_over(report: SyncReport) -> str:
-    """How many files of the source were not taken, and why."""
+    """How many source files were not taken, and why."""
     passed = report.passed_over
     if passed is None:
         return ""
@@ -192,7 +192,7 @@ _RUN_RIGHT = ("fetched", "took")
 def print_history(records: Sequence[Mapping[str, Any]]) -> None:
     """Print runs as a table, the newest last; a plain run fits 80 columns, so that snapshot names can be copied.
 
-    Of a cache of a Delta or Iceberg table it has the versions too, which may be long.
+    For a Delta or Iceberg table it also shows versions, which may be long.
     """
     if not records:
         print_line("no run yet")

@@ -38,7 +38,7 @@ _MAX_DIGITS = 80  # of a number; decimal256 holds 76
 class Compare:
     """A column against a constant of its type; ``op`` is EQ, NEQ, LT, LTE, GT or GTE.
 
-    Here and below ``inner`` are the names that lead to a field inside a column of structs; none for the column itself.
+    Here and below ``inner`` is the path of names to a field of a struct column; empty for the column itself.
     """
 
     column: str
@@ -49,7 +49,7 @@ class Compare:
 
 @dataclass(frozen=True)
 class In:
-    """Whether a column's value is one of ``values``, which may be none: then it is false, or null for a null."""
+    """Whether a column's value is one of ``values``. Without any values it is false, or null for a null."""
 
     column: str
     values: tuple[pa.Scalar, ...]
@@ -124,7 +124,7 @@ class Operand:
 
 
 def text_of(condition: Condition) -> str:
-    """A text that names ``condition``: different conditions have different texts."""
+    """A text that identifies ``condition``: different conditions have different texts."""
     if isinstance(condition, Always):
         return "TRUE" if condition.value else "FALSE"
     if isinstance(condition, And | Or):
@@ -149,9 +149,9 @@ def _text_of(value: pa.Scalar) -> str:
 
 
 def rows_where(table: pa.Table, expression: pc.Expression) -> npt.NDArray[np.int64]:
-    """Return the positions of the rows of ``table`` for which ``expression`` is true, in ascending order.
+    """The ascending positions of the rows of ``table`` for which ``expression`` is true.
 
-    Raises pyarrow's errors for an expression that does not fit the table, and TypeError for one that is no condition.
+    Raises pyarrow's errors for an expression that does not fit the table, and TypeError if it isn't a condition.
     """
     from pyarrow import acero
 
@@ -179,7 +179,7 @@ def condition_columns(condition: Condition) -> list[str]:
 
 
 def expression_of(condition: Condition, constants: Mapping[str, pa.Scalar] | None = None) -> pc.Expression:
-    """Turn ``condition`` into a pyarrow expression; the columns in ``constants`` have that one value."""
+    """Turn ``condition`` into a pyarrow expression; ``constants`` are the values of columns that have only one."""
     known = constants or {}
 
     def build(node: Condition) -> pc.Expression:
@@ -208,7 +208,7 @@ def expression_of(condition: Condition, constants: Mapping[str, pa.Scalar] | Non
 
 
 def _inside(value: pa.Scalar, inner: Sequence[str]) -> pa.Scalar:
-    """The field of a struct that the names lead to; those of a null are null."""
+    """The nested field at path ``inner``; null if a struct on the way is null."""
     for name in inner:
         kind = value.type.field(name).type
         value = value[name] if value.is_valid else pa.scalar(None, kind)
@@ -232,9 +232,9 @@ def _balanced(join: Callable[[Any, Any], Any], parts: list[pc.Expression]) -> pc
 
 
 def operand_of(parts: Sequence[str], schema: pa.Schema) -> Operand:
-    """Return the column that is called ``parts``, joined by dots, or the field of a struct that they lead to.
+    """The column named ``parts``, joined by dots, or the struct field at that path.
 
-    Case is folded if no name is spelled so, as in SQL. A missing or ambiguous name raises UsageError.
+    As in SQL, case is ignored if no name matches exactly. A missing or ambiguous name raises UsageError.
     """
     for length in range(len(parts), 0, -1):
         column = _named(".".join(parts[:length]), list(schema))
@@ -249,7 +249,7 @@ def operand_of(parts: Sequence[str], schema: pa.Schema) -> Operand:
 
 
 def _missing(parts: Sequence[str], schema: pa.Schema) -> UsageError:
-    """The error that says how far ``parts`` lead."""
+    """The error for a name that doesn't exist, with how much of the path does."""
     inside = next((found for n in range(len(parts) - 1, 0, -1) if (found := _found(parts[:n], schema))), None)
     if inside is not None and pt.is_struct(inside.type):
         known = ", ".join(field.name for field in inside.type.fields) or "none"
@@ -277,7 +277,7 @@ def _named(name: str, fields: Sequence[pa.Field]) -> pa.Field | None:
 
 
 def comparison(operand: Operand, op: str, value: pa.Scalar | int) -> Condition:
-    """Make a comparison; an int stands for a number between itself and the next one."""
+    """Make a comparison; a ``value`` of type int stands for a number between it and the next integer."""
     if isinstance(value, pa.Scalar):
         return Compare(operand.column, op, value, operand.inner)
     if op in ("EQ", "NEQ"):
@@ -299,8 +299,8 @@ def value_type(kind: pa.DataType) -> pa.DataType:
 def constant_of(text: str, operand: Operand, as_text: str = "") -> pa.Scalar | int:
     """Read ``text`` as a constant in the type of ``operand``; see `comparison` for an int.
 
-    A number or a boolean is never compared as text or with a time: for one, ``as_text`` is how the same comparison is
-    written with text. Anything that is not a value of the type raises UsageError.
+    A number or a boolean is never compared as text or with a time; the error then suggests ``as_text``, the same
+    comparison written with text. Anything that is not a value of the type raises UsageError.
     """
     kind = without_views(value_type(operand.type))
     if as_text and (is_text(kind) or pt.is_fixed_size_binary(kind)):

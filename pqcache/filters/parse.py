@@ -1,11 +1,11 @@
 """Conditions as users write them: SQL text, or lists of comparisons as pandas and pyarrow take them.
 
-sqlglot parses the text of ``--where``; only comparisons of a column with constants, IN, BETWEEN, LIKE, IS NULL, AND, OR
-and NOT are let through, and nothing is ever evaluated as code.
+sqlglot parses the text of ``--where``; it may contain comparisons of a column with constants, IN, BETWEEN, LIKE, IS
+NULL, AND, OR and NOT; nothing is ever evaluated as code.
 
-A list like ``[("dt", ">=", "2026-11-01"), ("label", "in", [1, 2])]`` has comparisons that must all be true; in a list
-of such lists, one must be. Its constants are read in their column's type, as in ``--where``. Nulls are as with pyarrow:
-they satisfy no comparison but ``in`` a list with None, and ``not in`` a list without.
+A list like ``[("dt", ">=", "2026-11-01"), ("label", "in", [1, 2])]`` holds comparisons that must all be true; in a list
+of such lists, one list must be. Constants are read in their column's type, as in ``--where``. Nulls are treated as in
+pyarrow: they satisfy only ``in`` a list with None, and ``not in`` a list without.
 """
 
 from __future__ import annotations
@@ -73,12 +73,11 @@ _FORMS = (
 
 
 def parse_where(where: str, schema: pa.Schema, option: str = "--where") -> pc.Expression:
-    """Return ``where`` as an expression over the columns of ``schema``, constants cast to their types.
+    """Parse ``where`` into an expression over the columns of ``schema``, with constants cast to their types.
 
-    Nulls behave as in SQL: a comparison with one is neither true nor false, and only rows for which the
-    whole condition is true are taken. NaN behaves as in IEEE 754: it equals nothing and is in no range. A syntax
-    error, an unknown column or a constant that does not fit its column's type raises UsageError, which calls the
-    condition ``option``.
+    Nulls behave as in SQL: a comparison with a null is neither true nor false, and only rows that make the whole
+    condition true are taken. NaN behaves as in IEEE 754: it equals nothing and is in no range. A syntax error, an
+    unknown column or a constant that does not fit its column's type raises a UsageError about ``option``.
     """
     return expression_of(parse_condition(where, schema, option))
 
@@ -94,7 +93,7 @@ def parse_condition(where: str, schema: pa.Schema, option: str = "--where") -> C
 
 
 def where_columns(where: str) -> list[tuple[str, ...]]:
-    """Columns in ``where``, in order of appearance, each as the names between its dots."""
+    """Columns in ``where``, in order of appearance, each split at its dots."""
     try:
         return _columns_in(_parse(where))
     except UsageError as error:
@@ -232,7 +231,7 @@ def _field(node: Any, schema: pa.Schema) -> Operand:
 
 
 def _constant(node: Any, field: Operand, as_text: str) -> pa.Scalar | int:
-    """Return a constant in its column's type, or, for one between two whole numbers, the lower of them.
+    """A constant in its column's type; one between two integers becomes the lower of them.
 
     ``as_text`` is as for `constant_of`.
     """
@@ -327,7 +326,7 @@ def _comparison(part: Any, schema: pa.Schema) -> Condition:
 
 
 def _path_names(path: str) -> list[str]:
-    """Return the names between the dots of a path; those with dots are quoted, as in SQL.
+    """Split a path at its dots; names that contain dots are quoted, as in SQL.
 
     >>> _path_names('user."e.mail"')
     ['user', 'e.mail']

@@ -57,7 +57,7 @@ class RowGroups(Protocol):
 
 @dataclass(frozen=True)
 class TruthValues:
-    """The possible results of a condition in each row group: three flags per row group.
+    """The possible results of a condition, as three flags per row group.
 
     Attributes:
         true: it may be true for some row.
@@ -84,8 +84,8 @@ class TruthValues:
 class _Bounds:
     """Knowledge of one column in each row group.
 
-    ``low`` and ``high`` are None if unknown for all row groups, and null for each one for which they are unknown.
-    ``nan`` says whether values may be NaN, which min and max leave out.
+    ``low`` and ``high`` are None if unknown for all row groups, and null where unknown for one. ``nan`` says whether
+    values may be NaN, which min and max leave out.
     """
 
     low: Any
@@ -104,8 +104,8 @@ def prune_row_groups(
         condition: see `pqcache.filters.expression`.
         table: one row per row group with the columns ``rows``, ``C:min``, ``C:max`` and ``C:nulls`` of the
             row-group index, and those of fields of structs; what is missing or null is unknown.
-        constants: the values of the columns that are constant in each row group, which the path of its file says.
-            They win over columns of the table.
+        constants: values of columns that are constant in each row group, from its file's path. They take precedence
+            over columns of the table.
     """
     rows = np.asarray(table["rows"].to_numpy(), np.int64)
     held: dict[tuple[str, ...], _Bounds] = {}
@@ -124,10 +124,10 @@ def prune_row_groups(
 
 
 def prune_by_expression(index: RowGroups, expression: pc.Expression, columns: Iterable[str]) -> Flags:
-    """Return for each row group of ``index`` whether ``expression``, on these columns, may be true for some row.
+    """For each row group of ``index``, whether ``expression`` on these columns may be true for some row.
 
-    pyarrow proves it from what min, max and null counts say of each row group, as it does for its own datasets: each
-    row group passes for a file of which that is known. Nothing is opened. What cannot be proved may be true.
+    pyarrow decides it from min, max and null counts, as for its own datasets: each row group is presented as a file
+    with known statistics. Nothing is opened; if nothing can be proved, the answer is True.
     """
     from pyarrow import dataset, fs
 
@@ -296,5 +296,5 @@ def _like(column: _Bounds, node: Like) -> tuple[Flags, Flags]:
 
 
 def _may(flags: Any, unknown: bool = True) -> Flags:
-    """Arrow flags as numpy's; a null means that the bounds are unknown."""
+    """Arrow flags as numpy's; a null (unknown bounds) becomes ``unknown``."""
     return np.asarray(pc.fill_null(flags, unknown).to_numpy(zero_copy_only=False), np.bool_)

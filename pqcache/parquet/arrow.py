@@ -160,7 +160,7 @@ def take_of_table(table: pa.Table, positions: npt.NDArray[np.int64]) -> pa.Table
 
 
 def _without_offset(array: pa.Array) -> pa.Array:
-    """Copy slices of nested fixed-size lists, of which pyarrow 26 takes other rows' values or stray memory."""
+    """Copy slices of nested fixed-size lists: pyarrow 26 takes other rows' values or stray memory from them."""
     if _is_taken_wrong(array.type) and _has_offset(array):
         return pa.concat_arrays([array, array.slice(0, 0)])  # a single array would not be copied
     return array
@@ -190,7 +190,9 @@ Floats = npt.NDArray[np.float64]
 
 
 class Widths(NamedTuple):
-    """Bytes of a value of each column in Arrow, or 0 if values differ in size; and the columns whose values do."""
+    """Bytes per value of each column in Arrow (0 if values differ in size), and the columns whose values differ in
+    size.
+    """
 
     fixed: Floats
     varying: tuple[int, ...]

@@ -1,11 +1,12 @@
-"""Decodes column chunks that pyarrow's general decoder is slow at: long lists of numbers, long strings and binary.
+"""Decodes column chunks faster than pyarrow's general decoder: long lists of numbers, long strings and binary.
 
 pyarrow decodes a level for every value of a list, which takes several times as long as the value. Here levels are
 examined on their own, plain values are copied to their place, and pyarrow decodes encoded values from a file in memory
 whose only column has no levels. Long strings and binary aren't copied at all: they become views into their decompressed
 pages.
 
-Chunks that are damaged, unsupported or not worth it are left to pyarrow, which decodes them or reports the damage.
+Damaged or unsupported chunks, and those that gain little, are left to pyarrow, which decodes them or reports the
+damage.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ _LEVELS = np.arange(256, dtype="<i4")
 
 @dataclass(frozen=True, kw_only=True)
 class Leaf:
-    """A top-level column with one leaf, which `read_chunk` may decode.
+    """A top-level column with a single leaf that `read_chunk` may decode.
 
     ``physical`` and ``stored`` are the types of a number in a page, and ``held`` is its type in memory; they are 0 and
     None for strings and binary. ``definition`` and ``repetition`` are the largest levels.
@@ -112,7 +113,7 @@ def read_chunk(file: File, chunk: pq.ColumnChunkMetaData, leaf: Leaf, rows: int)
     Returns None if pyarrow has to decode the chunk.
 
     Raises:
-        MoreValues: the pages hold more values than the footer says, some of which pyarrow would silently drop.
+        MoreValues: the pages hold more values than the footer says; pyarrow would silently drop some.
     """
     if not pays(chunk, leaf, rows):
         return None
@@ -247,7 +248,7 @@ class _Coded:
 
 
 def _decode_levels(most: int, levels: Sequence[tuple[int, bytes]]) -> Numbers:
-    """Decode levels by passing them off as codes of a dictionary of the numbers from 0 to ``most``."""
+    """Decode levels as if they were codes of a dictionary of the numbers from 0 to ``most``."""
     if not 0 < most < len(_LEVELS):
         raise NotRead("lists are nested too deep")
     known, width = _LEVELS[: most + 1], bytes([most.bit_length()])
@@ -363,7 +364,7 @@ def _list_array(kind: pa.DataType, ends: Ints, values: Numbers) -> pa.Array:
 
 
 class Texts(NamedTuple):
-    """Rows of strings or binary: which are not null (``there``), and the places of those in ``data``."""
+    """Rows of strings or binary: which are not null (``there``), and their positions in ``data``."""
 
     there: npt.NDArray[np.bool_]
     data: Bytes
@@ -443,7 +444,8 @@ def _split(data: Bytes, count: int) -> tuple[Ints, Ints]:
 
 
 def _words(number: int, part: Texts, whole: Bytes | None) -> npt.NDArray[np.int32]:
-    """The four words of each view: its length, and 12 bytes of it, or 4 bytes, a buffer's number and a place in it.
+    """The four words of each view: its length, then 12 bytes of the value, or 4 bytes, a buffer number and an offset in
+    it.
 
     See https://arrow.apache.org/docs/format/Columnar.html#variable-size-binary-view-layout.
     """

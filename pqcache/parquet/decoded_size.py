@@ -94,8 +94,8 @@ def decoded_columns(
 ) -> dict[str, list[int | None]]:
     """The index columns `DECODED` of columns whose rows differ in size; ``read`` reads the file's pages.
 
-    Without ``read``, sizes that the footer doesn't state are None. To ``follow`` the pages of a chunk takes many short
-    reads; otherwise all its texts count as if they were in the dictionary.
+    Without ``read``, sizes that the footer doesn't state are None. With ``follow``, the pages of a chunk are followed,
+    which takes many short reads; otherwise all its texts count as if they were in the dictionary.
     """
     names = [field.name for field in (schema if fields is None else fields) if varies(field.type)]
     columns: dict[str, list[int | None]] = {f"{name}:{what}": [] for name in names for what in DECODED}
@@ -252,8 +252,8 @@ def _size_of_chunk(
 def _texts(chunk: pq.ColumnChunkMetaData, leaf: _Leaf, values: int, read: Read, follow: bool) -> DecodedSize:
     """Bytes of the ``values`` texts of a chunk with a dictionary.
 
-    Each text of the dictionary counts once. The rest is estimated as if all texts came back equally often, except for a
-    few long ones, which may be rare.
+    Each text of the dictionary counts once. The rest is estimated as if all texts were repeated equally often, except
+    for a few long ones, which may be rare.
     """
     if not chunk.has_dictionary_page:  # texts that share their beginnings
         return _UNKNOWN

@@ -113,7 +113,7 @@ def _stored_times(batch: pa.RecordBatch) -> Iterator[pa.Array]:
 def stored_bytes_metadata(data: bytes, leaves: Collection[int], name: str) -> pq.FileMetaData:
     """The footer ``data`` with ``leaves`` declared as stored bytes: INT96 as 12 bytes, others without annotation.
 
-    pyarrow reads a file so if it is opened with this footer. A damaged footer is blamed on ``name``.
+    pyarrow reads a file this way if opened with this footer. A damaged footer is blamed on ``name``.
     """
     fields = thrift.decode(data, name)
     schema = footer.schema_of(fields, name)

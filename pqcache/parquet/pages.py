@@ -38,8 +38,8 @@ _WORTH_RUNS = 8  # runs take longer to write, so they must save an eighth of the
 class Codec(NamedTuple):
     """A codec and its names.
 
-    ``name`` is that of ``--compression``, ``metadata`` that of pyarrow's `ColumnChunkMetaData.compression`, ``arrow``
-    that of `pyarrow.Codec` (None for no codec), and ``number`` that of CompressionCodec in parquet.thrift.
+    ``name`` is used by ``--compression``, ``metadata`` by pyarrow's `ColumnChunkMetaData.compression`, ``arrow`` by
+    `pyarrow.Codec` (None for no codec), and ``number`` by CompressionCodec in parquet.thrift.
     """
 
     name: str
@@ -84,7 +84,7 @@ class Chunk:
 
 
 class MoreValues(NotRead):
-    """Pages hold more values than the footer says, some of which most readers would drop."""
+    """Pages hold more values than the footer says; most readers would drop some."""
 
 
 def read_into(file: int, place: Bytes, offset: int) -> None:

@@ -137,7 +137,7 @@ def _place_row_group(
 
 
 def _byte_range(meta: Struct, limit: int, extra: int, name: str) -> ByteRange:
-    """The dictionary is included."""
+    """The range of a chunk's pages, with its dictionary."""
     size = number_of(meta, 7, name)
     offsets = [number_of(meta, field, name) for field in (9, 11) if field == 9 or field in meta]
     starts = [offset for offset in offsets if offset > 0]  # 0 has been seen to mean "no dictionary"
@@ -196,7 +196,7 @@ def _cut_arrow_schema(value: bytes, wanted: Sequence[bool], names: Sequence[byte
 
 
 def _cut_spark_schema(value: bytes, wanted: Sequence[bool], names: Sequence[bytes]) -> bytes | None:
-    """Cut Spark's schema, too: it would return nulls for columns that the file lacks."""
+    """Cut Spark's schema too: Spark would return nulls for columns missing from the file."""
     kept = {name.decode("utf-8", "replace") for name, keep in zip(names, wanted, strict=True) if keep}
     try:
         schema: dict[str, Any] = json.loads(value)
@@ -207,7 +207,7 @@ def _cut_spark_schema(value: bytes, wanted: Sequence[bool], names: Sequence[byte
 
 
 def number_of(fields: Struct, field: int, name: str) -> int:
-    """An integer field that must be there."""
+    """A required integer field."""
     kind, value = fields.get(field, (0, None))
     if kind not in (I16, I32, I64):
         raise _damaged(name, f"field {field} is missing or not a number")
@@ -235,7 +235,7 @@ def _damaged(name: str, what: str) -> ParquetError:
 
 
 class ColumnKind(Enum):
-    """Which fields a column has inside: none, those of a struct, a list's element, or a map's key and value."""
+    """The fields inside a column: none, those of a struct, a list's element, or a map's key and value."""
 
     LEAF = "leaf"
     STRUCT = "struct"

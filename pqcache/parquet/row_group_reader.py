@@ -185,7 +185,7 @@ class RowGroupFile:
         return {name: found[name] for name in chunks}
 
     def _coded(self, row_group: int, names: Sequence[str]) -> list[str]:
-        """Columns of texts nearly all in a dictionary: a plain text takes its own bytes and four more."""
+        """Text columns stored almost entirely in a dictionary: a plain text takes its own bytes and four more."""
         group, found = self.metadata.row_group(row_group), []
         for name in names:
             leaf = self._alone.get(name)

@@ -53,7 +53,7 @@ def decode_schema(value: bytes) -> pa.Schema | None:
 
 
 class _Differ(Exception):
-    """Two types have no common type; has the dotted path below the column, and the types or names there."""
+    """Two types have no common type; holds the dotted path below the column, and the types or names there."""
 
     def __init__(self, path: str, *types: pa.DataType, names: tuple[str, str] | None = None) -> None:
         super().__init__(path, *types)

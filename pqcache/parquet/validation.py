@@ -1,4 +1,4 @@
-"""Rejects footers that contradict themselves (see `_row_groups`), and those on which pyarrow would end the process.
+"""Rejects footers that contradict themselves (see `_row_groups`) or would make pyarrow end the process.
 
 Those C++ errors can't be caught. Opening a file is safe, and so is reading its rows. But `RowGroupMetaData.column`,
 `ColumnChunkMetaData.compression` and `.statistics` end the process if a column chunk contradicts its schema: another
@@ -67,7 +67,7 @@ class _Encrypted(ValueError):
 
 @dataclass
 class KnownSchema:
-    """A schema that is remembered, as files of a table have the same one.
+    """A remembered schema: files of a table usually share one.
 
     Attributes:
         data: the bytes of a footer up to the end of its schema.
@@ -89,7 +89,7 @@ class _File:
     Attributes:
         size: the file's, None if unknown.
         rows, group_rows: as the footer says; -1 until they are found.
-        groups, rows_of_groups: how many row groups, and rows in them, came so far.
+        groups, rows_of_groups: how many row groups, and rows in them, were read so far.
         columns: a column of the row group by (number of values, whether it has no lists).
     """
 

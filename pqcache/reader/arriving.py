@@ -1,8 +1,8 @@
-"""Reading a dataset while a run still fetches its files.
+"""Reads a dataset while a run still fetches its files.
 
-A file is there when all of it is, so whatever opens one for its rows waits here first. `Arrivals` is what one process
-knows of the files, `ArrivalQueue` runs jobs on threads as their row groups arrive, whichever comes first. The functions
-at the top say in which order an epoch needs its row groups.
+A file exists only once it is complete, so readers wait here before they open one. `Arrivals` is one process's knowledge
+of the files, `ArrivalQueue` runs jobs on threads in the order in which their row groups arrive. The functions at the
+top compute the order in which an epoch needs its row groups.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from pqcache.units import format_size
 
 
 def row_groups_of_lanes(order: Order, first_batches: Mapping[int, int]) -> Ints:
-    """The row groups that lanes read, each from a batch of its own on, in the order in which batches need them.
+    """The row groups that lanes read, each lane from its own first batch, in the order in which batches need them.
 
-    Row groups are counted as in ``order.counts``. The lanes take turns, step by step, once each has what its first
-    block mixes.
+    Row groups are counted as in ``order.counts``. Row groups of each lane's first block come first; then the lanes take
+    turns, step by step.
     """
     found = [_needs(order.lane(lane), batch * order.batch_size) for lane, batch in first_batches.items()]
     groups = np.concatenate([np.zeros(0, np.int64), *(groups for groups, _ in found)])
@@ -49,7 +49,7 @@ def row_groups_of_lanes(order: Order, first_batches: Mapping[int, int]) -> Ints:
 
 
 def _needs(lane: Lane, row: int) -> tuple[Ints, Ints]:
-    """The row groups of a lane from a row on, and in which step from there each is mixed first."""
+    """The row groups of a lane from a row on, with the step, counted from there, in which each is first mixed."""
     block = lane.block_at(row)
     if block >= lane.blocks:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
@@ -60,7 +60,7 @@ def _needs(lane: Lane, row: int) -> tuple[Ints, Ints]:
 
 
 def row_groups_of_batches(order: Order, batches: Sequence[int]) -> Ints:
-    """The row groups of some batches of an epoch in the order of the files, those of the first batch first."""
+    """The row groups of some batches of an epoch in file order, those of the first batch first."""
     if not len(batches):
         return np.zeros(0, np.int64)
     ends = np.cumsum(order.counts)
@@ -76,7 +76,7 @@ def row_groups_of_batches(order: Order, batches: Sequence[int]) -> Ints:
 
 
 def without_repeats(numbers: Ints) -> Ints:
-    """Each of ``numbers`` once, in its first place."""
+    """``numbers`` without duplicates, in order of first occurrence."""
     _, first = np.unique(numbers, return_index=True)
     return numbers[np.sort(first)]
 
@@ -94,9 +94,9 @@ log = logging.getLogger("pqcache.arriving")
 
 
 class Arrivals:
-    """What has arrived of an open dataset. Processes that are forked later share what it counts.
+    """What has arrived of an open dataset. Processes forked later share its counters.
 
-    ``request`` says how to start another run if the one that fetches the files has ended; None: not at all.
+    ``request`` says how to start another run if the one fetching the files has ended; None to start none.
     """
 
     def __init__(self, cache: Path, snapshot: ArrivingSnapshot, index: Index, request: FillRequest | None) -> None:
@@ -114,7 +114,7 @@ class Arrivals:
 
     @property
     def root(self) -> Path:
-        """The directory of the files: below ``arriving/``, and once they are published in ``snapshots/``."""
+        """The directory of the files: below ``arriving/``, and below ``snapshots/`` once they are published."""
         self._find_root()
         return self._root
 
@@ -129,7 +129,7 @@ class Arrivals:
 
     @property
     def waited_seconds(self) -> float:
-        """How long this process and those that it has forked have waited."""
+        """How long this process and its forks have waited."""
         return float(self._waited.numbers("microseconds").sum()) / 1e6
 
     def add_waited(self, seconds: float) -> None:
@@ -144,7 +144,7 @@ class Arrivals:
         return found
 
     def _look(self, missing: Ints) -> None:
-        """Look for files that were not there yet; all are when the snapshot has been published."""
+        """Look for missing files; a published snapshot has them all."""
         if not len(missing):
             return
         found = self._here().arrived(self._index.paths[file] for file in missing.tolist())
@@ -155,7 +155,7 @@ class Arrivals:
             self._find_root()
 
     def wait(self, row_groups: Ints) -> None:
-        """Wait for the files of row groups of the index, which the run now fetches first.
+        """Wait for the files of row groups, by index number; the run fetches them first.
 
         Raises CacheError or SourceChanged for a file that will never come.
         """
@@ -175,7 +175,7 @@ class Arrivals:
 
     @contextmanager
     def wanting(self, row_groups: Ints, urgent: bool = False) -> Iterator[None]:
-        """While entered, the run knows that these row groups of the index are wanted, the first one first."""
+        """While entered, tell the run that these row groups of the index are wanted, in this order."""
         if self.is_complete:
             yield
             return
@@ -212,7 +212,7 @@ class Arrivals:
         )  # fmt: skip
 
     def is_dead(self) -> bool:
-        """Whether no run seems to fetch what is missing."""
+        """Whether apparently no run fetches the missing files."""
         if self.is_complete or self._snapshot.is_being_filled():
             return False
         return not self._find_root() and not self.is_complete
@@ -226,7 +226,7 @@ class Arrivals:
             raise self._abandoned(row_group)
 
     def restart(self, row_group: int) -> None:
-        """Have another run fetch what is missing; without a known source CacheError names the command that does."""
+        """Start another run for the missing files; raises CacheError, with the command, if the source is unknown."""
         if (error := run_error(self.cache, self._since)) is not None:
             self._since = time.time()  # whoever goes on all the same has another run started
             raise error
@@ -247,7 +247,7 @@ class Arrivals:
             raise self._abandoned(row_group)
 
     def _is_decided(self) -> bool:
-        """Whether a run goes on with these files, or has begun anew with others."""
+        """Whether a run continues with these files, or has started over with others."""
         if not self.is_dead() or self._here().is_abandoned():
             return True
         cache = CacheDirectory(self.cache)
@@ -265,7 +265,7 @@ class Arrivals:
         return CacheError(self.cache, reason, "open the dataset again, which reads what the cache holds then")
 
     def _asked_for(self) -> str | None:
-        """Another source, or part of it, that somebody has asked this cache to hold since; else None."""
+        """The other source, or part of a source, that this cache has been set to since; else None."""
         asked = _config(self.cache)
         if asked is None or self._asked is None or _part(asked) == _part(self._asked):
             return None
@@ -274,7 +274,7 @@ class Arrivals:
         return f"it is to be a copy of {redact(asked.source)}{columns}{rows} now"
 
     def _other_snapshot(self) -> str | None:
-        """Another snapshot that has taken the place of the one that is read, else None."""
+        """The snapshot that has replaced the one being read, else None."""
         cache = CacheDirectory(self.cache)
         try:
             other = cache.current() or find_arriving(cache)
@@ -284,7 +284,7 @@ class Arrivals:
         return None if other is None or other.id == self._snapshot.id else f"{other.id} takes its place"
 
     def _recorded(self) -> str | None:
-        """The run's reason to give up the snapshot, or else a file, if it left one."""
+        """The recorded reason why the run gave up the snapshot, or else a file; None without one."""
         for _, error in sorted(self._here().errors().items()):  # the snapshot's own error has an empty path
             if error.subject:
                 return f"{error.subject}: {error.reason}"
@@ -294,7 +294,7 @@ class Arrivals:
         return ArrivingSnapshot(self.root)
 
     def _find_root(self) -> bool:
-        """Look for the files in ``snapshots/``; True if they have moved there since the last look."""
+        """Look for the files in ``snapshots/``; True if they were moved there since the last call."""
         published = self._snapshot.published_path
         if self._root == published or (self._snapshot.path / FILES).is_file() or not (published / FILES).is_file():
             return False
@@ -316,7 +316,7 @@ def _part(config: Config) -> tuple[object, ...]:
 
 
 class Patience:
-    """Looks after a wait: logs it if it takes long, replaces a run that died, and raises an error if it is in vain."""
+    """Supervises a wait: logs it if it takes long, replaces a run that died, and raises if waiting is in vain."""
 
     def __init__(self, arrivals: Arrivals) -> None:
         self._arrivals = arrivals
@@ -326,7 +326,7 @@ class Patience:
     def look(self, row_group: int | None, since: float | None) -> None:
         """Check a wait for a row group of the index, begun at ``since`` (None: nobody waits for it now).
 
-        Without a row group only the run is looked after, and no error raised.
+        Without a row group, only checks the run, and raises nothing.
         """
         now = time.monotonic()
         if now - self._checked >= _CHECK:
@@ -346,7 +346,7 @@ class Patience:
             self._arrivals.log_long_wait(row_group, now - since)
 
     def end(self) -> None:
-        """Note that something has come."""
+        """Note that something has arrived."""
         if self._is_said:
             self._is_said = False
             log.warning("%s: it goes on; %s", self._arrivals.cache, self._arrivals.progress())
@@ -365,7 +365,7 @@ class _Waiting(NamedTuple):
 class ArrivalQueue:
     """Submits jobs to ``threads``, each when the file of its row group has arrived.
 
-    ``row_groups`` are the rows in the index of the row groups that ``submit`` counts.
+    ``row_groups`` maps the numbers passed to ``submit`` to rows of the index.
     """
 
     def __init__(self, arrivals: Arrivals, row_groups: Ints, threads: ForkSafeThreadPool) -> None:
@@ -380,7 +380,7 @@ class ArrivalQueue:
         threading.Thread(target=self._watch, name="pqcache-arrivals", daemon=True).start()
 
     def submit(self, number: int, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Run ``fn`` on a thread once row group ``number`` is there; the future has the error if it never comes."""
+        """Run ``fn`` on a thread once row group ``number`` has arrived; the future gets the error if it never does."""
         row_group = int(self._row_groups[number])
         if self._arrivals.arrived(self._row_groups[number : number + 1])[0]:
             return self._threads.submit(fn, *args, **kwargs)
@@ -393,7 +393,7 @@ class ArrivalQueue:
         return future
 
     def result(self, future: Future[T]) -> T:
-        """Wait for the result of a job, or of what follows from jobs, and count the time that arrivals take."""
+        """Wait for the result of a job, or of work that depends on jobs; count the time spent on arrivals."""
         if future.done() or not self._waiting:
             return future.result()
         begun = self._blocked_since = time.monotonic()
@@ -406,7 +406,7 @@ class ArrivalQueue:
             self._arrivals.add_waited(waited)
 
     def close(self) -> None:
-        """Cancel the jobs whose row groups are not there."""
+        """Cancel the jobs whose row groups have not arrived."""
         with self._lock:
             self._is_closed = True
             left, self._waiting = self._waiting, []
@@ -428,7 +428,7 @@ class ArrivalQueue:
             self._wake.clear()
 
     def _start_arrived(self, patience: Patience) -> int | None:
-        """Submit the jobs of files that have arrived; return the first other row group that is waited for, if any."""
+        """Submit the jobs whose files have arrived; return the first row group still awaited, if any."""
         with self._lock:
             groups = np.array([waiting.row_group for waiting in self._waiting], np.int64)
             there = self._arrivals.arrived(groups) if len(groups) else np.zeros(0, np.bool_)
@@ -446,7 +446,7 @@ class ArrivalQueue:
         return first
 
     def _fail(self, error: Exception, row_group: int | None) -> None:
-        """Give an error to the jobs of a row group, or to all if it is not about one file."""
+        """Fail the jobs of a row group, or all jobs if the error is not about one file."""
         with self._lock:
             only = isinstance(error, SourceChanged)
             failed = [waiting for waiting in self._waiting if not only or waiting.row_group == row_group]
@@ -460,7 +460,7 @@ class ArrivalQueue:
 def arrival_queue(
     arrivals: Arrivals | None, row_groups: Ints, threads: ForkSafeThreadPool
 ) -> Iterator[ArrivalQueue | None]:
-    """A queue for a dataset that is still arriving, closed at the end; None for any other dataset."""
+    """Yield a queue for a dataset that is still arriving; None for any other dataset."""
     if arrivals is None or arrivals.is_complete:
         yield None
         return

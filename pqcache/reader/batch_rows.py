@@ -1,4 +1,4 @@
-"""Which rows a batch has: their files, row groups and positions, by arithmetic over the order of its epoch."""
+"""Finds the rows of a batch (file, row group and position) by arithmetic over the order of its epoch."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ _LEAST = {"batch_size": 1, "lanes": 1, "window": 1, "piece": 0, "epoch": 0, "bat
 
 @dataclass(frozen=True, kw_only=True)
 class RowPlaces:
-    """Where the rows of a batch lie, in the order of the batch.
+    """Where the rows of a batch are stored, in batch order.
 
     ``epoch``, ``index``   which batch it is: its number in the epoch, counted over all ranks
-    ``snapshot``      the snapshot that the rows are in, or a name for the content of a plain directory
+    ``snapshot``      the snapshot with the rows, or a name for the content of a plain directory
     ``paths``         the dataset's files; ``files`` are numbers of these
     ``files``, ``row_groups``, ``rows``, ``rows_in_file``   for each row of the batch its file, its row group in that,
-                      and its position in the row group and in the file, all counted from 0. Of sequences, positions
-                      have a second axis, for the rows of each. Of packed documents there is one for each piece of a
+                      and its position in the row group and in the file, all counted from 0. For sequences, positions
+                      have a second axis, for the rows of each. Packed documents have one for each piece of a
                       document, sequence after sequence, as ``cu_seqlens`` counts them without padding
     ``groups``        the row groups as the index of the dataset counts them, over all files
     """
@@ -73,7 +73,7 @@ class RowPlaces:
         return np.repeat(self.groups, self.rows.size // max(1, len(self)))
 
     def table(self) -> pa.Table:
-        """A table with file, row_group, row and row_in_file; of sequences, the latter two are lists."""
+        """A table with file, row_group, row and row_in_file; for sequences, the latter two are lists."""
         places = {"row": self.rows, "row_in_file": self.rows_in_file}
         names = pa.DictionaryArray.from_arrays(pa.array(self.files, pa.int32()), pa.array(self.paths, pa.string()))
         columns = {"file": names.dictionary_decode(), "row_group": pa.array(self.row_groups)}
@@ -83,16 +83,16 @@ class RowPlaces:
         return pa.table(columns)
 
     def read(self, path: str | os.PathLike[str], columns: Sequence[str] | None = None) -> pa.Table:
-        """Read the batch's rows from the cache or directory that they are in; of sequences, all rows."""
+        """Read the batch's rows from their cache or directory; for sequences, all rows."""
         found = read_rows(path, self.selected, columns)
         _, position = np.unique(np.stack([self._groups_of_rows, self.rows.ravel()]), axis=1, return_inverse=True)
         return take_of_table(found, position.ravel())
 
 
 def rows_of_batch(plan: ReadPlan, order: Order, index: int) -> RowPlaces:
-    """The rows of batch ``index`` of an order over a plan.
+    """The rows of batch ``index`` of a plan, in an order.
 
-    If the selection picks rows within row groups, its columns are read, from the batch's row groups only.
+    If the selection picks rows within row groups, its columns are read, but only from the batch's row groups.
     """
     numbers, rows = order.batch(index)
     if plan.packs is not None:
@@ -130,7 +130,7 @@ def _are_left_out(plan: ReadPlan, groups: Ints, rows: Ints) -> Bools:
 
 
 def documents_of(plan: ReadPlan, order: Order, numbers: Ints, items: Ints) -> tuple[Ints, Ints]:
-    """The documents of packed sequences, or of batches by tokens, counted among those that are packed.
+    """The documents of packed sequences, or of batches by tokens, numbered among the packed ones.
 
     ``items`` are the sequences, ``numbers`` their row groups in the plan. A document is listed once for each piece.
     """
@@ -152,7 +152,7 @@ def documents_of(plan: ReadPlan, order: Order, numbers: Ints, items: Ints) -> tu
 
 
 def _chosen(plan: ReadPlan, numbers: Ints, rows: Ints) -> Ints:
-    """Turn numbers among the chosen rows (or sequences) into positions in row groups."""
+    """Convert numbers of chosen rows (or sequences) to positions in row groups."""
     groups, steps = RowGroups(plan), () if plan.sequence is None else (plan.sequence.length,)
     found = np.zeros((len(rows), *steps), np.int64)
     indexed = plan.row_groups[numbers]
@@ -172,13 +172,13 @@ def rows(
     epoch: int | None = None,
     **given: Unpack[RowArguments],
 ) -> RowPlaces:
-    """Find the rows of a batch of a training, by a state saved in the same training.
+    """Find the rows of a training's batch, given a state saved by that training.
 
     A state doesn't hold the options that choose rows: give those of the training again.
 
     Args:
         target: the cache or directory that the training reads.
-        state: what ``state_dict()`` returned, at whatever batch, or a JSON file of it.
+        state: the result of ``state_dict()`` at any batch, or a JSON file of it.
         batch: the number of the batch in its epoch, counted over all ranks: ``batch.index``.
         epoch: its epoch. Default: that of the state.
         given: see pqcache.reader.options
@@ -202,13 +202,13 @@ def last_rows(
     last: int,
     **given: Unpack[RowArguments],
 ) -> list[RowPlaces]:
-    """Find the rows of the last batches before a state, of all ranks, in the order in which they were read.
+    """Find the rows of the last batches of all ranks before a state, in reading order.
 
-    Only batches of the state's own epoch are found, which may be fewer.
+    Only batches of the state's own epoch are found, so there may be fewer.
 
     Args:
         target: the cache or directory that the training reads.
-        state: what ``state_dict()`` returned, or a JSON file of it.
+        state: the result of ``state_dict()``, or a JSON file of it.
         last: how many batches.
         given: see pqcache.reader.options
 
@@ -231,7 +231,7 @@ def training_of(
     epoch: int | None,
     given: Mapping[str, Any],
 ) -> Iterator[tuple[ReadPlan, Order, dict[str, Any]]]:
-    """What a training reads in an epoch, by default its state's, and the order; and the state."""
+    """A training's plan and order of an epoch, by default that of its state; and the state."""
     known, chosen = checked_state(state), RowOptions(**parsed(given, RowOptions))
     if chosen.since is None:
         chosen = replace(chosen, since=known.get("since"))
@@ -273,7 +273,7 @@ def checked_index(index: int, total: int) -> int:
 
 
 def checked_state(state: str | os.PathLike[str] | Mapping[str, Any], name: str = "state") -> dict[str, Any]:
-    """A state, or that of a JSON file; UsageError, about ``name``, for anything else."""
+    """A state, given as such or as a JSON file; anything else raises a UsageError about ``name``."""
     if isinstance(state, str | os.PathLike):
         name, path = os.fspath(state), Path(state)
         try:

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Epoch:
-    """An epoch, which can be read from any batch on."""
+    """An epoch, readable from any batch on."""
 
     groups: RowGroups
     order: Order
@@ -57,9 +57,9 @@ class Epochs:
 
     Attributes:
         first: the row groups of epoch 0, which determine windows.
-        set_window: the window set by the user or a state; None for as much as fits into ``memory``.
-        sizes: the sizes of the row groups that determine windows, if not of ``first`` alone, as nodes hold shares of a
-            dataset.
+        set_window: the window set by the user or a state; None for as large as ``memory`` allows.
+        sizes: the sizes of the row groups that determine windows, if those of ``first`` don't suffice because nodes
+            hold shares of a dataset.
     """
 
     def __init__(
@@ -78,8 +78,8 @@ class Epochs:
     ) -> None:
         """Plan the epochs of an open dataset; see `make_read_plan`.
 
-        ``path`` names the dataset in messages. ``fills`` gives replacements of nulls. ``exclusions``, instead of those
-        of the options, say from which epoch on rows are left out; in earlier epochs they are dropped after gathering.
+        ``path`` names the dataset in messages. ``fills`` gives replacements of nulls. ``exclusions`` replace those of
+        the options and say from which epoch on rows are left out; in earlier epochs they are dropped after gathering.
         With ``has_hashes``, rows have the column `ROW_HASH`.
         """
 
@@ -175,7 +175,7 @@ _PATIENCE = 60.0  # seconds for other ranks to begin an epoch
 
 
 class RecordBatches(Iterator[pa.RecordBatch]):
-    """The record batches of an epoch, one after the other."""
+    """An iterator over the record batches of an epoch."""
 
     def __init__(self, batches: Generator[pa.RecordBatch], epoch: Epoch, options: BatchOptions) -> None:
         self._batches, self._epoch, self._options = batches, epoch, options
@@ -245,7 +245,7 @@ def read_rows(path: str | os.PathLike[str], rows: SelectedRows, columns: Sequenc
 
 
 def _compared(epoch: Epoch, data: LocalDataset, options: BatchOptions) -> dict[str, tuple[Any, Any]]:
-    """The values that all ranks have to begin with; see `check_alike`."""
+    """The values that must be equal on all ranks; see `check_alike`."""
     order = epoch.order
     found = {
         "row_groups": epoch.plan.fingerprint,
@@ -278,7 +278,7 @@ def _record_batches(epoch: Epoch, share: EpochShare) -> Generator[pa.RecordBatch
 
 
 def _with_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """A batch of a run with more than 2 GB in a column, in the types of all batches."""
+    """Cast a batch of a run with more than 2 GB in a column to the types of the other batches."""
     arrays = []
     for field, array in zip(schema, batch.columns, strict=True):
         try:

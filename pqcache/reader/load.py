@@ -1,4 +1,4 @@
-"""Decodes the row groups of a plan as rows that a window can take from; every error names the file."""
+"""Decodes the row groups of a plan for windows; every error names the file."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ AnyHeld = Union["Held", "HeldPlaces", HeldSequences]
 class Held:
     """Rows of a row group in the order in which a lane takes them, from row ``first`` on.
 
-    They are in ``parts`` of some rows each, which end at ``ends`` and have memory of their own.
+    They are held in ``parts``, which end at rows ``ends`` and have memory of their own.
     """
 
     def __init__(self, file: int, parts: Sequence[Sequence[Column]], ends: Sequence[int], first: int = 0) -> None:
@@ -51,17 +51,17 @@ class Held:
         return [[column.slice(a, b) for column in part] for part, a, b in found if part is not None and a < b]
 
     def drop(self, row: int) -> None:
-        """Let go of parts before a row, which nobody asks for any more."""
+        """Free the parts before a row, which are no longer needed."""
         for number, end in enumerate(self._ends[1:]):
             if end <= row:
                 self._parts[number] = None
 
 
 class HeldPlaces:
-    """Items of a row group that consist of rows of it: repeated rows, sequences, or batches by tokens.
+    """Items made of a row group's rows: repeated rows, sequences, or batches by tokens.
 
     ``places[i - first]`` are the positions in ``columns`` of item i, in the order in which a lane takes them. Of a
-    sequence's positions each column has those in its ``steps``.
+    sequence's positions, each column takes those in its ``steps``.
     """
 
     def __init__(
@@ -87,14 +87,14 @@ class HeldPlaces:
         return [[column.with_steps(rows[:, of]) for column, of in zip(self._columns, steps, strict=True)]]
 
     def lengths(self, low: int, high: int) -> Ints:
-        """How many rows batches ``low`` up to ``high`` have."""
+        """The number of rows in each of batches ``low`` up to ``high``."""
         lengths = self._at(low, high).lengths
         assert lengths is not None
         return lengths
 
 
 class RowGroups:
-    """The row groups that a plan reads, decoded from any thread."""
+    """The row groups of a plan, which any thread can decode."""
 
     def __init__(self, plan: ReadPlan, meter: Meter = NO_METER) -> None:
         self.plan, self.meter, self.budget = plan, meter, Budget()
@@ -102,7 +102,7 @@ class RowGroups:
         self._counted: dict[int, float] = {}  # bytes that row groups of the index were found to take
 
     def with_plan(self, plan: ReadPlan) -> RowGroups:
-        """Those of another plan of the same columns."""
+        """The same with another plan of the same columns."""
         if plan is self.plan:
             return self
         found = RowGroups(plan, self.meter)
@@ -110,7 +110,7 @@ class RowGroups:
         return found
 
     def with_budget(self, budget: Budget) -> RowGroups:
-        """The same ones, read within a budget."""
+        """The same, read within a budget."""
         found = copy(self)
         found.budget = budget
         return found
@@ -121,7 +121,7 @@ class RowGroups:
 
     @cached_property
     def sizes(self) -> RowGroupSizes:
-        """How much memory they take."""
+        """How much memory the row groups take."""
         return sizes_of(self.plan)
 
     @cached_property
@@ -140,7 +140,7 @@ class RowGroups:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """The columns of record batches, those of sequences as lists of fixed size."""
+        """The schema of record batches; sequences are lists of fixed size."""
         plan = self.plan
         if plan.pack is not None:
             items = [(name, plan.row_schema.field(name).type.value_type) for name in plan.columns]
@@ -160,14 +160,14 @@ class RowGroups:
     def load(
         self, number: int, low: int, high: int, order: Ints | None = None, first: int = 0, cuts: Sequence[int] = ()
     ) -> AnyHeld:
-        """Rows ``low`` up to ``high`` of those that the plan reads of its row group or piece ``number``.
+        """Decode rows ``low`` up to ``high`` of the rows that the plan reads from its row group or piece ``number``.
 
-        ``order`` puts them in order, and those before ``first`` in it are left out. Where there is none, they come as
-        in the file. ``cuts`` are where in that order parts with memory of their own begin.
+        They are returned in ``order``, from position ``first`` on; without it, in file order. ``cuts`` are the
+        positions in that order where parts with memory of their own begin.
 
         Raises:
             ParquetError: the file is gone, damaged, was replaced, or has values that cannot be read.
-            UsageError: it is larger than the index says, too large for the memory.
+            UsageError: it is larger than the index says, and too large for the memory.
         """
         plan = self.plan
         with self.meter.decoding(int(plan.row_groups[number]), int(plan.stored_bytes[number])):
@@ -179,7 +179,7 @@ class RowGroups:
         return found
 
     def positions(self, number: int) -> Positions:
-        """Where the rows that are read of row group ``number`` lie in it, or those of each sequence."""
+        """The positions in row group ``number`` of the rows that are read, or of each sequence's rows."""
         group = self._group(number)
         found = self._chosen(group, number)
         return Positions(np.arange(group.rows)) if found is None else found
@@ -224,7 +224,9 @@ class RowGroups:
         return Held(group.file, parts, ends, first)
 
     def _read(self, number: int, low: int, high: int) -> tuple[RowGroup, list[Column], Positions | None]:
-        """Decode what rows ``low`` up to ``high`` of those that are chosen need, and say where they lie in that."""
+        """Decode the rows needed for chosen rows ``low`` up to ``high``; return them and the positions of the chosen
+        ones.
+        """
         plan, group = self.plan, self._group(number)
         begin = 0 if plan.piece_starts is None else int(plan.piece_starts[number])
         low, high = begin + low, begin + high
@@ -318,15 +320,15 @@ class RowGroups:
 
     @cached_property
     def _varying(self) -> list[str]:
-        """The columns that are read whose rows differ in size."""
+        """The columns to read whose rows differ in size."""
         return [name for name in self.plan.columns_read if f"{name}:most" in self.plan.data.index.recorded]
 
     @cached_property
     def _most(self) -> Ints:
-        """The bytes of these columns at most in each row group, -1 where the index does not tell."""
+        """An upper bound of the bytes of these columns in each row group; -1 if the index has none."""
         return most_bytes(self.plan, self._varying)
 
 
 def release_unused() -> None:
-    """Give memory that Arrow's allocator does not need back to the system."""
+    """Return memory that Arrow's allocator does not need to the system."""
     pa.default_memory_pool().release_unused()

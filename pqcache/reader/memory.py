@@ -1,7 +1,7 @@
-"""What fits into memory: how many row groups are mixed, in what pieces, and how many are decoded ahead.
+"""Divides memory: how many row groups are mixed, in which pieces, and how many are decoded ahead.
 
-All of it follows from the row-group index, so that all readers of one snapshot mix alike. A lane is a stream of batches
-with a window of its own.
+Everything follows from the row-group index, so all readers of a snapshot mix alike. A lane is a stream of batches with
+a window of its own.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ _ROW_HASH = 8
 
 @dataclass(frozen=True)
 class RowGroupSizes:
-    """Bytes in memory of each row group: of its ``selected`` rows, and of all that is ``decoded`` to select them.
+    """Bytes in memory of each row group: of its ``selected`` rows, and of everything ``decoded`` to select them.
 
-    ``decoded_rows`` are the rows, or sequences, among which these are selected; pieces are cut of them. Unless
-    ``complete``, only the largest row groups are here.
+    ``decoded_rows`` are the rows, or sequences, from which rows are selected and pieces are cut. Unless ``complete``,
+    only the largest row groups are included.
     """
 
     selected: Ints
@@ -64,17 +64,17 @@ class RowGroupSizes:
         return int(self.decoded.max(initial=0))
 
     def of_window(self, window: int) -> float:
-        """The bytes of the rows that a window holds at most: about half of each of its row groups."""
+        """The most bytes of rows that a window holds: about half of each of its row groups."""
         largest = _largest(self.selected, window)
         return float(largest.mean()) * (window / 2 + 1) if len(largest) else 0.0
 
     def of_lane(self, window: int) -> float:
-        """The bytes that a lane takes with a window: its rows, and what is decoded meanwhile."""
+        """The bytes of a lane with a window: its rows, and what is decoded meanwhile."""
         return self.of_window(window) + _DECODING * self.largest
 
 
 class Window(NamedTuple):
-    """How many row groups each lane mixes, and the rows of the pieces in which they are read; 0: not in pieces."""
+    """How many row groups each lane mixes, and the rows per piece; 0 if row groups are read whole."""
 
     row_groups: int
     piece_rows: int = 0
@@ -82,17 +82,17 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What a process may use to read with.
+    """The resources that a process may use for reading.
 
     Attributes:
-        threads: that decode and gather.
+        threads: threads that decode and gather.
         decoding: row groups decoded at once, and ahead.
-        run_bytes: of a run of batches, about.
-        runs: of each lane that are on their way.
-        parts: in how many parts the rows of a row group are held, each of which is freed when it is used up. More than
-            one takes another copy of long values, and is for memory that does not hold all row groups of the windows.
-        most: bytes that a row group may take when it turns out to be larger than the index says; None: any.
-        memory: bytes; a row group of up to 1 / ``share`` of them is never refused.
+        run_bytes: about the bytes of a run of batches.
+        runs: runs of each lane that are being made.
+        parts: the number of parts in which the rows of a row group are held; each is freed when used up. More than one
+            costs another copy of long values, and is used if memory does not hold all row groups of the windows.
+        most: the most bytes for a row group that turns out larger than the index says; None for any.
+        memory: in bytes; a row group of up to 1 / ``share`` of it is never refused.
     """
 
     threads: int = 1
@@ -108,7 +108,7 @@ class Budget:
     def within(
         memory: float, sizes: RowGroupSizes, window: int, *, lanes: int, all_lanes: int, threads: int, shuffle: bool
     ) -> Budget:
-        """What ``memory`` bytes allow a process that reads ``lanes`` of ``all_lanes`` lanes."""
+        """The budget of ``memory`` bytes for a process that reads ``lanes`` of ``all_lanes`` lanes."""
         if not len(sizes):
             return Budget()
         largest = max(1, sizes.largest)
@@ -161,9 +161,9 @@ def fit(
 ) -> Window:
     """The window of each of a rank's ``lanes`` lanes, of ``all_lanes``, within ``memory`` bytes.
 
-    In file order it is one row group. If fewer than 16 row groups fit and their files have page indexes (``pieces``),
-    they are read in pieces, and the window is 16 pieces, or fewer if memory is small. Without page indexes they are
-    read whole, down to one per lane; a warning says so if that takes more than ``memory``.
+    Without shuffling it is one row group. If fewer than 16 row groups fit and their files have page indexes
+    (``pieces``), they are read in pieces, and the window is 16 pieces, or fewer if memory is small. Without page
+    indexes they are read whole, down to one per lane; a warning says so if that takes more than ``memory``.
 
     Raises:
         UsageError: pieces would be tiny, or one row group alone is too large.
@@ -206,15 +206,15 @@ def fit(
 
 
 def _with_spare(pieces: int) -> int:
-    """A third more pieces than just fit: the allocator keeps memory that earlier pieces have freed."""
+    """Split a row group into a third more pieces than needed: the allocator keeps memory freed by earlier ones."""
     return max(pieces, min(_MOST_PIECES, -(-4 * pieces // 3)))
 
 
 def largest_window(sizes: RowGroupSizes, memory: int, lanes: int, all_lanes: int | None = None) -> int:
     """How many complete row groups each of ``lanes`` lanes can mix within ``memory`` bytes, at most 16.
 
-    If memory holds all rows, these are all row groups of a lane, up to 32, on however many ranks the dataset's
-    ``all_lanes`` are. 0 if row groups are too large even for a window of one.
+    If memory holds all rows, these are all row groups of a lane, up to 32, regardless of how many ranks share
+    ``all_lanes``. 0 if row groups are too large even for a window of one.
     """
     if not len(sizes):
         return 1
@@ -230,7 +230,7 @@ def _largest(sizes: Ints, most: int) -> Ints:
 
 
 def warn_of_window(sizes: RowGroupSizes, window: int, memory: int, lanes: int, name: object) -> None:
-    """Warn if a window that was set takes more than ``memory`` bytes on ``lanes`` lanes."""
+    """Warn if a given window takes more than ``memory`` bytes on ``lanes`` lanes."""
     needed = sizes.of_lane(min(window, max(1, len(sizes)))) * lanes
     if needed > memory:
         warnings.warn(
@@ -241,9 +241,9 @@ def warn_of_window(sizes: RowGroupSizes, window: int, memory: int, lanes: int, n
 
 
 def sizes_of(plan: ReadPlan) -> RowGroupSizes:
-    """The bytes of each of a plan's row groups, or pieces of them, by the row-group index.
+    """The bytes of each of a plan's row groups or pieces, from the row-group index.
 
-    Lists count alike whether they are held dense or not, so that the window is the same either way.
+    Lists have the same size whether they are held dense or not, so the window is the same.
     """
     names, rows = list(plan.kinds), plan.data.index.rows[plan.row_groups]
     decoded_rows = np.minimum(rows, plan.piece_rows) if plan.piece_rows else rows
@@ -265,7 +265,7 @@ def sizes_of(plan: ReadPlan) -> RowGroupSizes:
 
 
 def most_bytes(plan: ReadPlan, names: Sequence[str]) -> Ints:
-    """The most bytes that columns of each row group of a plan may take, -1 if the index does not say."""
+    """An upper bound of the bytes of columns in each row group of a plan; -1 if the index has none."""
     index, row_groups = plan.data.index, plan.row_groups
     total, known = np.zeros(len(row_groups), np.int64), np.ones(len(row_groups), np.bool_)
     for name in names:
@@ -278,7 +278,7 @@ def most_bytes(plan: ReadPlan, names: Sequence[str]) -> Ints:
 def has_pages(plan: ReadPlan) -> bool:
     """Whether pieces of row groups can be read from their own pages: the files have an offset index.
 
-    Where rows are selected, or packed, all of them are decoded anyway.
+    False if rows are selected or packed, as all of them are decoded anyway.
     """
     if not plan.selection.is_all or plan.weights is not None or plan.packs is not None:
         return False
@@ -286,7 +286,7 @@ def has_pages(plan: ReadPlan) -> bool:
 
 
 def _bytes(plan: ReadPlan, counts: Ints, names: Sequence[str], sequence: SequenceOf | None = None) -> Ints:
-    """The bytes of ``counts`` rows, or sequences, of each row group, with columns ``names`` of the files."""
+    """The bytes of ``counts`` rows, or sequences, of each row group in the columns ``names``."""
     index = plan.data.index
     total = np.zeros(len(plan.row_groups), np.int64)
     for name in names:

@@ -1,20 +1,19 @@
-"""Which dataset each batch of a mix comes from: a pure function of a few numbers; numpy only, no reading.
+"""Assigns the batches of a mix to its datasets: a pure function of a few numbers, without reading.
 
-In an epoch of a mix each dataset gives a fixed number of batches. They are interleaved as evenly as possible
-(``interleave``), which needs no randomness and no memory of the batches before: a tree of two-way splits, each of
-which rounds exactly. With two datasets, neither is ever more than half a batch away from its share.
+Each dataset contributes a fixed number of batches to an epoch of a mix. They are interleaved as evenly as possible
+(``interleave``), which needs no randomness and no knowledge of earlier batches: a tree of two-way splits, each rounded
+exactly. With two datasets, neither is ever more than half a batch away from its share.
 
 A mix has lanes like a dataset: batch i belongs to lane ``i % lanes``, and a lane reads each dataset through that
-dataset's lane of the same number. So that no lane (and no rank, as ranks own lanes) always gets the same dataset,
-each round of ``lanes`` batches is rotated by a number of its own. That moves a batch within its round only.
+dataset's lane of the same number. Each round of ``lanes`` batches is rotated by a number of its own, so that no lane
+(and no rank, as ranks own lanes) always gets the same dataset. A batch only moves within its round.
 
 A dataset is read in endless passes: an epoch continues where the one before stopped. A pass is divided among the lanes
 as they read, so each of its batches comes exactly once.
 
-Proportions and datasets may change between epochs, and a pass goes on across a change. Its rows are divided among the
-lanes as the epochs in which it began would have drawn them, so that what is read before and after the change makes up
-the pass. After the change lanes draw other numbers of batches than are left in each; lanes with too many then give
-their last ones to lanes with too few.
+Proportions and datasets may change between epochs, and a pass goes on across a change. Its rows stay divided among the
+lanes according to the epochs in which it began, so nothing is repeated or lost. After the change, lanes may draw more
+or fewer batches than they have left; lanes with too many then give their last ones to lanes with too few.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ _ROTATION = 3  # the purpose of a random stream; the order uses the numbers befo
 def batches_per_epoch(
     sizes: Mapping[str, int], weights: Mapping[str, float] | None, length: str | int = "first_exhausted"
 ) -> tuple[int, ...]:
-    """Batches that each dataset gives to an epoch of the mix.
+    """The number of batches from each dataset in an epoch of the mix.
 
-    ``sizes`` are batches of one pass; ``weights`` of None are the sizes. ``length`` is "first_exhausted" (the
+    ``sizes`` are batches of one pass; without ``weights``, these are the sizes. ``length`` is "first_exhausted" (the
     epoch ends when one dataset has been read once, and no other more often), "all_exhausted" (when each has been read
     at least once), or a number of batches. Invalid options raise UsageError.
     """
@@ -82,7 +81,7 @@ def batches_per_epoch(
 
 
 def batches_of_all(sizes: Mapping[str, int], length: str | int) -> int:
-    """Batches of an epoch in which each batch mixes rows of every dataset; see `batches_per_epoch`."""
+    """The number of batches in an epoch whose batches mix rows of every dataset; see `batches_per_epoch`."""
     of_all: Any = length * len(sizes) if is_whole(length) else length
     return batches_per_epoch(sizes, dict.fromkeys(sizes, 1), of_all)[0]
 
@@ -100,7 +99,7 @@ def _shares(sizes: Mapping[str, int], weights: Mapping[str, float] | None) -> di
 
 
 def _rounded(wanted: Sequence[Fraction], total: int) -> list[int]:
-    """Integers that sum to ``total``: the largest remainders are rounded up."""
+    """Round to integers that sum to ``total``: the largest remainders are rounded up."""
     counts = [math.floor(value) for value in wanted]
     order = sorted(range(len(counts)), key=lambda i: counts[i] - wanted[i])
     for i in order[: total - sum(counts)]:
@@ -109,13 +108,13 @@ def _rounded(wanted: Sequence[Fraction], total: int) -> list[int]:
 
 
 class DatasetPass(NamedTuple):
-    """What a part of an epoch reads of one pass over a dataset.
+    """The batches of one pass over a dataset that a part of an epoch reads.
 
-    ``positions``      where its batches are among the indices asked for
+    ``positions``      where its batches are among the requested indices
     ``batches``        their numbers in the pass, ``lanes`` their lanes, and ``lane_batches`` their numbers in these
     ``lane_sizes``     the batches of each lane in the complete pass
     ``last_lane``      the lane of the pass's last batch
-    ``readers``        the lanes of the mix that read them, where these are others than ``lanes``
+    ``readers``        the lanes of the mix that read them, if different from ``lanes``
     """
 
     number: int
@@ -128,7 +127,7 @@ class DatasetPass(NamedTuple):
     readers: Ints | None = None
 
     def order_of(self, order: Order) -> Order:
-        """The order of the pass, with its rows divided among its lanes as the mix draws from them."""
+        """The order of the pass, its rows divided among lanes in proportion to the mix's draws."""
         lane_rows = self.lane_sizes * order.batch_size
         lane_rows[self.last_lane] -= max(0, int(lane_rows.sum()) - order.rows)  # the last batch may be short
         return replace(order, lane_rows=lane_rows)
@@ -136,7 +135,7 @@ class DatasetPass(NamedTuple):
 
 @dataclass(frozen=True)
 class MixSchedule:
-    """Which dataset gives which batch of an epoch: ``counts`` batches of each, over ``lanes`` lanes."""
+    """The dataset of each batch of an epoch: ``counts`` batches of each dataset, over ``lanes`` lanes."""
 
     counts: tuple[int, ...]
     lanes: int = 1
@@ -157,7 +156,7 @@ class MixSchedule:
         return np.asarray(raw % np.uint64(self.lanes), np.int64)
 
     def _rotated(self, positions: Ints, epochs: Ints | int, direction: int) -> Ints:
-        """Rotate positions within their rounds, by one more in each epoch, so that over epochs lanes get the same."""
+        """Rotate positions within their rounds, by one more each epoch, so that lanes get the same over many epochs."""
         rounds = positions // self.lanes
         sizes = np.minimum(self.lanes, self.total - rounds * self.lanes)
         rotations = (self._rotations[rounds] + epochs) % sizes
@@ -170,7 +169,7 @@ class MixSchedule:
         return np.asarray(self.interleaved[self._rotated(wanted, epoch, 1)], np.int64)
 
     def drawn(self, dataset: int, epoch: int, indices: Ints) -> tuple[Ints, Ints]:
-        """Which of batches ``indices`` of an epoch a dataset gives, and how many of its batches precede each."""
+        """Which batches among ``indices`` of an epoch come from a dataset, and how many of its batches precede each."""
         rotated = self._rotated(indices, epoch, 1)
         positions = np.flatnonzero(self.interleaved[rotated] == dataset)
         return positions, np.searchsorted(np.flatnonzero(self.interleaved == dataset), rotated[positions])
@@ -197,9 +196,9 @@ class _Range(NamedTuple):
 
 @dataclass(frozen=True)
 class MixHistory:
-    """The draws of a mix over ``lanes`` lanes, of which the last of ``periods`` has no end.
+    """The draws of a mix over ``lanes`` lanes; the last of ``periods`` is open-ended.
 
-    With ``together`` each batch holds a draw of every dataset, else of one of them.
+    With ``together``, each batch combines draws of all datasets, else it is a draw of one.
     """
 
     periods: tuple[MixPeriod, ...]
@@ -225,7 +224,7 @@ class MixHistory:
         return self.drawn_before(name, last) + (epoch - since) * counts[name] + len(here)
 
     def passes(self, name: str, size: int, epoch: int, indices: Ints) -> list[DatasetPass]:
-        """What batches ``indices`` of an epoch read of a dataset, whose passes have ``size`` batches.
+        """What batches ``indices`` of an epoch read from a dataset whose passes have ``size`` batches.
 
         An epoch before the last period raises UsageError.
         """
@@ -245,7 +244,7 @@ class MixHistory:
         ]
 
     def _pass(self, name: str, size: int, number: int, positions: Ints, batches: Ints) -> DatasetPass:
-        """What batches at ``positions`` read of a pass: its ``batches``, counted from 0."""
+        """The part of a pass with ``batches``, counted from 0, for the indices at ``positions``."""
         first, end = number * size, (number + 1) * size
         begins = [self.drawn_before(name, period) for period in range(len(self.periods))]
         parts = [
@@ -271,7 +270,7 @@ class MixHistory:
         )
 
     def _across(self, name: str, parts: list[tuple[int, int, int]], end: int, lane_sizes: Ints) -> Ints:
-        """The lanes of a pass up to draw ``end``, and the numbers in these, if several periods draw from it."""
+        """The lanes of a pass up to draw ``end``, and the numbers in them, if several periods draw from it."""
         left = [[_Range(lane, 0, count)] for lane, count in enumerate(lane_sizes.tolist())]
         found = []
         for period, start, stop in parts:
@@ -299,14 +298,14 @@ class MixHistory:
 
 
 def _numbered(lanes: Ints, sizes: Ints) -> Ints:
-    """How many of the same lane precede each; ``sizes`` counts each lane."""
+    """For each item, how many earlier ones are of the same lane; ``sizes`` is the count per lane."""
     found = np.empty(len(lanes), np.int64)
     found[np.argsort(lanes, kind="stable")] = ranges_of(np.zeros_like(sizes), sizes)
     return found
 
 
 def _rebalance(left: list[list[_Range]], wanted: list[int]) -> None:
-    """Move batches from the ends of lanes with more ``left`` than ``wanted`` to those with less."""
+    """Move batches from the ends of lanes with more ``left`` than ``wanted`` to lanes with fewer."""
     spare: list[_Range] = []
     for ranges, count in zip(left, wanted, strict=True):
         more = sum(r.stop - r.start for r in ranges) - count
@@ -330,7 +329,7 @@ def _rebalance(left: list[list[_Range]], wanted: list[int]) -> None:
 
 
 def _taken(ranges: list[_Range], count: int) -> Ints:
-    """Remove the first ``count`` batches of ranges; return their lanes and their numbers in these."""
+    """Remove the first ``count`` batches of ranges; return their lanes and their numbers in them."""
     found = [np.zeros((2, 0), np.int64)]
     while count > 0:
         lane, start, stop = ranges.pop(0)

@@ -1,6 +1,6 @@
-"""Opens a dataset: a cache, a snapshot, a directory of Parquet or one file; reads an index and no data.
+"""Opens a dataset (a cache, a snapshot, a directory of Parquet or one file) by its index, without reading data.
 
-`Files` then opens its files, each once in a process, and every error names the file.
+`Files` then opens each file once per process, and every error names the file.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _POLL = 0.01  # seconds
 
 
 class FileIdentity(NamedTuple):
-    """What shows that a file is the one that was indexed; ``inode`` is 0 where its file system may change it."""
+    """Identifies the indexed version of a file; ``inode`` is 0 if its file system may change it."""
 
     size: int
     mtime_ns: int
@@ -74,13 +74,13 @@ class LocalDataset:
     """An opened dataset.
 
     Attributes:
-        directory: where its files were when it was opened; see ``root``.
+        directory: the directory of its files when it was opened; see ``root``.
         index: its row groups.
-        snapshot: a name for its content, also where it is in no cache.
-        cache: the cache that it was opened by; None for a snapshot or plain files by their own path.
-        part_of: the snapshot that plain files lie in, which is leased.
-        identities: of plain files, one for each, as these may be replaced; None for a snapshot, which is immutable.
-        arrivals: what has arrived of a snapshot that was not published yet; None for any other dataset.
+        snapshot: a name for its content, even outside of a cache.
+        cache: the cache it was opened through; None for a snapshot or plain files opened by path.
+        part_of: the snapshot that contains plain files, which is leased.
+        identities: one per plain file, as these may be replaced; None for a snapshot, which is immutable.
+        arrivals: what has arrived of an unpublished snapshot; None for any other dataset.
     """
 
     directory: Path
@@ -93,7 +93,7 @@ class LocalDataset:
 
     @property
     def root(self) -> Path:
-        """The directory of its files: of a snapshot its own path, never ``current``.
+        """The directory of its files: for a snapshot its own path, never ``current``.
 
         It changes when an arriving snapshot, or the candidate, is published.
         """
@@ -111,7 +111,7 @@ class LocalDataset:
 
     @cached_property
     def contents(self) -> list[str]:
-        """Each file's path and checksum, equal in the caches of two nodes; of plain files path, size and time."""
+        """Each file's path and checksum, equal in the caches of two nodes; for plain files path, size and time."""
         paths = self.index.paths
         if self.identities is not None:
             return [f"{path}\0{i.size} {i.mtime_ns}" for path, i in zip(paths, self.identities, strict=True)]
@@ -124,11 +124,11 @@ class LocalDataset:
         return None if self.arrivals is None or self.arrivals.is_complete else self.arrivals.progress()
 
     def path_of(self, row_group: int) -> Path:
-        """The file of a row group of the index."""
+        """The file with a row group of the index."""
         return self.root / self.index.paths[int(self.index.numbers("file")[row_group])]
 
     def describe(self, row_group: int) -> str:
-        """A row group of the index by its file and its number there, for messages."""
+        """Name a row group of the index by its file and number, for messages."""
         return f"row group {int(self.index.numbers('row_group')[row_group])} of {self.path_of(row_group)}"
 
     def wait(self, row_groups: Ints) -> None:
@@ -163,12 +163,12 @@ def open_local_dataset(
     rules: FileRules | None = None,
     fill: FillRequest | None = None,
 ) -> tuple[LocalDataset, Lease | None]:
-    """Open a cache (its current snapshot, or the one named), a snapshot, a part of one, a directory, or one file.
+    """Open a cache (its current or named snapshot), a snapshot, a part of one, a directory, or one file.
 
     A cache without a snapshot is opened while its first one arrives; ``fill`` says how to fetch it if no run does. A
-    path into a snapshot keeps leading to that one, even if it went through ``current``. The lease protects a snapshot
-    from removal; close it when done. ``rules`` say which files of a directory are read, and the types of partition
-    columns. UsageError if there is nothing at the path, or no Parquet.
+    path into a snapshot stays with that snapshot, even if it went through ``current``. The lease protects a snapshot
+    from removal; close it when done. ``rules`` select the files of a directory and declare the types of partition
+    columns. Raises UsageError if the path doesn't exist or has no Parquet.
     """
     data, lease = _open_local(path, snapshot, rules or FileRules(), fill)
     with closed_on_error(lease):
@@ -176,7 +176,7 @@ def open_local_dataset(
 
 
 def _with_types(data: LocalDataset, declared: Mapping[str, str], whole: pa.Schema) -> LocalDataset:
-    """Set the types of partition columns: as declared, or as in the ``whole`` that this is a part of."""
+    """Set the types of partition columns: as declared, or as in ``whole``, the snapshot that contains this part."""
     index = data.index
     if mixed := declared.keys() & set(index.path_values.column_names):
         reason = "some files have that column inside, and their type counts"
@@ -233,7 +233,7 @@ def heading_of(data: LocalDataset) -> Manifest | None:
 
 
 def shard_of(path: Path, snapshot: str | None, fill: FillRequest | None) -> str | None:
-    """The node whose share a cache's snapshot holds, like ``0/3``; None: all of the source."""
+    """The share of the source in a cache's snapshot, like ``0/3``; None for all of it."""
     data, lease = open_local_dataset(path, snapshot, fill=fill)
     with lease or nullcontext():
         heading = heading_of(data)
@@ -279,7 +279,7 @@ def _open_published(cache: CacheDirectory, snapshot: str | None) -> tuple[LocalD
 def _index_of(snapshot: Snapshot) -> Index:
     """The index of a published snapshot; DamagedError if it has lost rows.
 
-    Only rows are checked: a row group with none is never opened, while other numbers are compared with the file's.
+    Only row counts are checked: a row group without rows is never opened, so they are not compared with the file's.
     """
     index, rows = snapshot.index(), rows_in_summary(snapshot)
     if rows is not None and rows != (found := int(index.rows.sum())):
@@ -311,7 +311,7 @@ def _arriving(cache: CacheDirectory, snapshot: str | None) -> ArrivingSnapshot |
 
 
 def _may_be_moving(cache: CacheDirectory, snapshot: str | None, arriving: ArrivingSnapshot | None) -> bool:
-    """Whether a snapshot that could not be opened may be on its way from arriving to published."""
+    """Whether a snapshot that could not be opened may be moving from arriving to published."""
     if arriving is not None:
         return not os.path.isfile(arriving.path / ARRIVED)
     names: set[str] = set()
@@ -322,7 +322,7 @@ def _may_be_moving(cache: CacheDirectory, snapshot: str | None, arriving: Arrivi
 
 
 def _leased_snapshot(root: Path) -> tuple[Snapshot | None, Path, Lease | None]:
-    """The snapshot that ``root`` is or lies in, the path in it, and a lease, which plain copies do not have."""
+    """The snapshot that is or contains ``root``, the path in it, and its lease; plain copies have none."""
     try:
         leased = lease_at(str(root), copies=True)
     except CacheError:
@@ -389,7 +389,7 @@ _PART_BYTES, _PART_ROWS = 4 << 20, 64 << 10  # of columns that are looked at, ab
 
 
 class Files:
-    """The files of a dataset, each opened once by a process; from any thread."""
+    """The files of a dataset, each opened once per process; thread-safe."""
 
     def __init__(self, data: LocalDataset) -> None:
         self.data = data
@@ -432,7 +432,7 @@ class Files:
 
     @contextmanager
     def reading(self, group: RowGroup) -> Iterator[RowGroupFile]:
-        """Read a row group once it has arrived; errors name the file, and what to do about it."""
+        """Yield the file of a row group once it has arrived; errors name the file, and what to do about it."""
         self.data.wait(np.array([group.number]))
         try:
             group.check_identity()
@@ -452,7 +452,7 @@ class Files:
         return (arrivals is None or arrivals.is_complete) and self.file(group).has_page_index(group.row_group, columns)
 
     def read_rows(self, group: RowGroup, columns: Sequence[str], low: int, high: int) -> dict[str, pa.Array]:
-        """Rows ``low`` up to ``high`` of those ``columns`` that the file has."""
+        """Read rows ``low`` up to ``high`` of those ``columns`` that the file has."""
         known = [name for name in columns if name in self._read_right.names]
         trusted = [name for name in known if self._read_right.numbers(name)[group.number]]
         found = self.file(group).read_rows(group.row_group, columns, low, high, trusted=trusted)
@@ -461,7 +461,7 @@ class Files:
         return found
 
     def parts(self, group: RowGroup, columns: Sequence[str]) -> Generator[pa.Table]:
-        """All rows, some at a time, of those ``columns`` that are in the file or its path; types are the file's."""
+        """Yield all rows, some at a time, of those ``columns`` in the file or its path, in the file's types."""
         if not columns:
             yield no_columns(group.rows)
             return
@@ -482,7 +482,7 @@ class Files:
 
 
 class RowGroup:
-    """Where row group ``number`` of the index is."""
+    """The location of row group ``number`` of the index."""
 
     def __init__(self, data: LocalDataset, number: int) -> None:
         self._data, index = data, data.index
@@ -493,7 +493,7 @@ class RowGroup:
         self.path = data.path_of(number)
 
     def path_value(self, name: str) -> pa.Scalar | None:
-        """The value of a column that is in this file's path; None if it is inside, as it may be in others."""
+        """The value of a column in this file's path; None if the column is inside the file."""
         values = self._data.index.path_values
         if name not in values.column_names:
             return None
@@ -501,7 +501,7 @@ class RowGroup:
         return value if value.is_valid else None
 
     def with_path_values(self, table: pa.Table, columns: Sequence[str]) -> pa.Table:
-        """Add those ``columns`` that the path holds, while other files have them inside."""
+        """Add those ``columns`` that this file has in its path, and other files inside."""
         for name in self._data.index.path_values.column_names:
             value = self.path_value(name)
             if name in columns and value is not None:
@@ -511,7 +511,7 @@ class RowGroup:
         return table
 
     def read_ahead(self) -> None:
-        """Ask the kernel for all of it at once: a cold disk is slow page by page."""
+        """Have the kernel read all of it at once: a cold disk is slow page by page."""
         table = self._data.index.table
         read_ahead(self.path, *(table[name][self.number].as_py() for name in ("offset", "bytes")))
 
@@ -544,5 +544,5 @@ class RowGroup:
 
 
 def no_columns(rows: int) -> pa.Table:
-    """A table of ``rows`` rows without columns; Arrow only makes one from a table with columns."""
+    """A table of ``rows`` rows without columns, which Arrow only makes from a table with columns."""
     return pa.table({"": pa.nulls(rows)}).select([])

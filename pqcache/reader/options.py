@@ -1,6 +1,6 @@
-"""The options of an epoch: which rows it has, in which order, and for which rank.
+"""The options of an epoch: rows, order and ranks.
 
-Those that only ``ParquetDataset`` has are in pqcache.torch.options.
+Those of ``ParquetDataset`` alone are in pqcache.torch.options.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WINDOW_OF_ALL = 32  # row groups, where memory holds all rows; more of them take
 
 @dataclass(frozen=True, kw_only=True)
 class RowOptions:
-    """Which rows an epoch has, how often they come, and what is made of several of them."""
+    """The rows of an epoch, how often each comes, and how several are combined."""
 
     filters: Any = python(
         None,
@@ -115,7 +115,7 @@ class RowOptions:
             raise UsageError("sample, limit and sequence", reason, "choose partitions with filters=")
 
     def check_pack(self, columns: Sequence[str] | None) -> None:
-        """Raise UsageError for a ``pack`` that is invalid, or that does not go with other options and ``columns``."""
+        """Raise UsageError for a ``pack`` that is invalid or conflicts with other options or ``columns``."""
         if self.pack is not None:
             has_sequence = self.sequence is not None
             check_pack(self.pack, columns=columns, has_sequence=has_sequence, has_weights=self.has_weights)
@@ -128,7 +128,7 @@ class RowOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions(RowOptions):
-    """Which columns and rows are read, and in batches of how many."""
+    """Which columns and rows are read, and the batch size."""
 
     columns: tuple[str, ...] | None = python(
         None, LIST, "Names of columns; partition columns are columns. Default: all."
@@ -145,7 +145,7 @@ class ReadOptions(RowOptions):
 
     @property
     def size_in_order(self) -> int | None:
-        """The batch size of the order and of states: 1 for batches by tokens, which the order counts as its rows."""
+        """The batch size of the order and of states: 1 for batches by tokens, which the order treats as rows."""
         return 1 if isinstance(self.pack, TokenBatches) else self.batch_size
 
 
@@ -222,7 +222,7 @@ class EpochOptions(OrderOptions, ReadOptions):
 
     @cached_property
     def fill(self) -> FillRequest | None:
-        """What is asked for if there is nothing to read yet."""
+        """The request for a run if there is nothing to read yet."""
         return fill_request(self.source, self.source_options, self.keep_filling)
 
     @cached_property
@@ -232,7 +232,7 @@ class EpochOptions(OrderOptions, ReadOptions):
 
     @property
     def snapshot_read(self) -> str | None:
-        """The chosen snapshot, else that of ``rows``; None for the current one."""
+        """The chosen snapshot, else the one of ``rows``; None for the current one."""
         return self.snapshot or getattr(self.rows, "snapshot", "") or None
 
 
@@ -241,8 +241,8 @@ class BatchOptions(EpochOptions):
     """One epoch as ``Cache.batches`` reads it.
 
     Attributes:
-        workers: of a DataLoader, that divide what this process reads; this is number ``worker``.
-        compares: whether the ranks of torch.distributed compare how they begin.
+        workers: the number of DataLoader workers that divide this process's part; this one is number ``worker``.
+        compares: whether the ranks of torch.distributed check that they begin alike.
     """
 
     epoch: int = python(0, COUNT, "Chooses the order, with seed; the same two give the same order again.", low=0)

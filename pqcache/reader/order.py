@@ -1,33 +1,31 @@
-"""Which rows come when in an epoch, and on which rank and worker: a pure function of a few numbers.
+"""The order of rows in an epoch, and their rank and worker: a pure function of a few numbers.
 
 A shuffled epoch is made in four steps (ARCHITECTURE.md has the reasons):
 
-1. The row groups are permuted by Philox(seed, epoch), which puts their N rows in line.
-2. The line is divided among C lanes: N // B full batches, as evenly as possible, and the short last batch after
+1. The row groups are permuted by Philox(seed, epoch), which lines up their N rows. 2. The line is divided among C
+lanes: N // B full batches, as evenly as possible, and the short last batch after
    them. A lane's part is a list of spans of rows; the first and the last one may begin or end inside a row group.
 3. Inside a lane each span's rows are scattered at random into equal buckets, one for each of the blocks that
    mix it. A block gathers one bucket of each of up to ``window`` spans and permutes the rows.
 4. Global batch i is lane ``i % C``'s batch ``i // C``.
 
 Which blocks mix a span is a staircase: each step adds a new span, which is mixed for ``window`` steps. So the first
-step has one span, and the first batch needs one row group, whatever the window: of the first spans it takes as many
-rows as a batch has. The steps after it are mixed of more and more spans, until there are ``window``. The last step has
-``window // 2 + 1``, so that no batch after these first steps is mixed from fewer than half a window (if there are that
-many row groups). Then a step's rows are about a row group, never more row groups are in memory than ``window``, and
-about half of their rows are still needed. Where row groups are large beside a batch, a step is split into several
-blocks, so that a block fits into the processor's cache.
+step has one span, of which it takes a whole batch, and the first batch needs one row group, whatever the window. The
+next steps mix more and more spans, up to ``window``. The last step has ``window // 2 + 1``, so after the first steps no
+batch is mixed from fewer than half a window (given enough row groups). A step's rows are then about a row group, at
+most ``window`` row groups are in memory, and about half of their rows are still needed. If row groups are large
+compared with a batch, a step is split into several blocks, so that a block fits into the processor's cache.
 
-All randomness is raw Philox output, sorted: numpy keeps that stream the same in all its versions, which it does not
-promise for ``Generator.permutation``.
+All randomness is raw Philox output, sorted: numpy guarantees that stream across versions, but not
+``Generator.permutation``.
 
-Each lane has a window of its own, so a worker should read few of them. If ranks x workers divide the lanes, each worker
-takes complete lanes, and the sequence of batches is the same for every such number. Otherwise the remaining batches are
-laid in a line, lane after lane, and each worker gets an equal part of the line. So a worker reads few lanes, some of
-them only in part, and interleaves them evenly. The rows of a batch stay the same; only which batches come in the same
-step differs.
+Each lane has a window of its own, so a worker should read few of them. If ranks x workers divides the number of lanes,
+each worker takes complete lanes, and the sequence of batches is the same for every such number. Otherwise the remaining
+batches are lined up, lane after lane, and each worker gets an equal part of the line. So a worker reads few lanes, some
+only in part, and interleaves them evenly. Batches keep their rows, but other batches come in the same step.
 
-A place is a number in the order in which batches are consumed: rank r has those with ``place % ranks == r``. The batch
-at a place follows from the divisions of the epoch: one for each resume with another number of ranks or workers.
+Batches are consumed in the order of their places: rank r has those with ``place % ranks == r``. The divisions of the
+epoch, one for each resume with another number of ranks or workers, say which batch is at a place.
 """
 
 from __future__ import annotations
@@ -54,7 +52,7 @@ _idle: list[np.random.Philox] = []  # generators that nobody uses
 
 
 def permutation(n: int, seed: int, epoch: int, purpose: int, lane: int = 0, item: int = 0) -> Ints:
-    """A random permutation of ``range(n)``, the same for the same arguments on every machine.
+    """A random permutation of ``range(n)``, equal for equal arguments on every machine.
 
     Philox's counter makes any stream reachable at once: (purpose, lane, item) are its upper words. Sorting random
     keys with the position in their low bits is as fast as a Fisher-Yates shuffle.
@@ -73,8 +71,8 @@ def permutation(n: int, seed: int, epoch: int, purpose: int, lane: int = 0, item
 def scatter_order(n: int, seed: int, epoch: int, lane: int, item: int) -> Ints:
     """``range(n)`` in an order whose consecutive parts are random buckets.
 
-    Only which row falls into which bucket has to be random: blocks permute the rows of their buckets. So for up to
-    2^17 rows 32-bit keys suffice, at least 15 bits of them random; rows with equal keys stay in order.
+    Only the assignment of rows to buckets has to be random, as blocks permute the rows of their buckets. So 32-bit
+    keys, at least 15 bits of them random, suffice for up to 2^17 rows; rows with equal keys stay in order.
     """
     if n > 1 << 17:
         return permutation(n, seed, epoch, _ROWS, lane, item)
@@ -119,9 +117,8 @@ def random_words(n: int, seed: int, epoch: int, purpose: int, lane: int, item: i
 class Lane:
     """One lane's part of an epoch: spans of rows of row groups, scattered over blocks.
 
-    ``row_groups``, ``lows`` and ``highs`` say which rows ``low <= row < high`` of which row group are the lane's,
-    in line order; no span is empty. Spans are counted from 0 (``span``). ``blocks_per_step`` is how many blocks a step
-    is split into.
+    ``row_groups``, ``lows`` and ``highs`` describe the spans in line order: rows ``low <= row < high`` of a row group;
+    none is empty. Spans are numbered from 0 (``span``). Each step is split into ``blocks_per_step`` blocks.
     """
 
     number: int
@@ -161,13 +158,13 @@ class Lane:
         return min((span + self.window) * self.blocks_per_step, self.blocks) - self.first_block(span)
 
     def bucket_offsets(self, span: int) -> Ints:
-        """Where each bucket of a span begins among its scattered rows, and where the last one ends."""
+        """The start of each bucket of a span among its scattered rows, and the end of the last one."""
         return np.asarray(self._offset(span, np.arange(self.bucket_count(span) + 1, dtype=np.int64)), np.int64)
 
     def _offset(self, span: Any, bucket: Any) -> Any:
-        """Where buckets of spans begin among their scattered rows; takes one span or an array of them.
+        """The start of buckets among the scattered rows of their spans; takes one span or an array of them.
 
-        Buckets are equal, but those of a span's first step are larger if the lane's first batch needs it.
+        Buckets are equal, except that those of a span's first step are larger if the lane's first batch needs it.
         """
         even = self._even_offset(span, bucket)
         if np.min(span) > self._last_of_first_batch:
@@ -179,7 +176,7 @@ class Lane:
         return np.where(wanted <= size * step // buckets, even, larger)
 
     def _even_offset(self, span: Any, bucket: Any) -> Any:
-        """The same, if all buckets of a span are equal."""
+        """Like `_offset`, with equal buckets in each span."""
         return self.sizes[span] * bucket // self._buckets(span)
 
     def _buckets(self, span: Any) -> Any:
@@ -199,7 +196,7 @@ class Lane:
     def rows_before(self, block: int) -> int:
         """Rows of the blocks before ``block``, in time O(window).
 
-        Found for all blocks of a step at once, as callers mostly go block by block.
+        Computed for all blocks of a step at once, as callers mostly go block by block.
         """
         if block >= self.blocks:
             return self.rows
@@ -264,7 +261,7 @@ class Order:
     ``batch_size`` is in rows, ``window`` in row groups of a lane. With ``shuffle=False`` global batch i is
     rows ``i * batch_size`` onwards of the dataset, whatever the lanes.
 
-    ``lane_rows`` are the rows of each lane, where these are not to be equal; then batches have no global number.
+    ``lane_rows`` gives lanes unequal numbers of rows; then batches have no global number.
     """
 
     counts: Ints
@@ -303,7 +300,7 @@ class Order:
 
     @cached_property
     def row_group_order(self) -> Ints:
-        """The row groups in the order of the line."""
+        """The row groups in line order."""
         if not self.shuffle:
             return np.arange(len(self.counts), dtype=np.int64)
         return permutation(len(self.counts), self.seed, self.epoch, _LINE)
@@ -348,8 +345,8 @@ class Order:
     def batch(self, index: int) -> tuple[Ints, Ints]:
         """The rows of global batch ``index``: their row groups, and their positions in those.
 
-        Indices past the epoch's end are padding: they repeat the epoch from its start. For tests and for looking at an
-        order; readers go block by block.
+        Indices past the epoch's end are padding: they repeat the epoch from its start. For tests and inspection;
+        readers go block by block.
         """
         if self.lane_rows is None:
             index %= self.batches()
@@ -374,7 +371,7 @@ class Order:
 
 
 def check_format(state: Any, name: str, owner: str) -> None:
-    """Raise UsageError, about ``name``, for a state of another format, or one that is not of ``owner``."""
+    """Raise a UsageError about ``name`` for a state of another format, or not saved by ``owner``."""
     if not isinstance(state, Mapping) or "format" not in state:
         raise UsageError(name, f"it is not a state of {owner}", "give what its state_dict() returned")
     if state["format"] == 1:
@@ -393,8 +390,8 @@ class Mixing:
     """How far an epoch is from a uniform permutation of all rows.
 
     ``shared``   the probability that two rows of a batch come from the same row group
-    ``groups``   the number of row groups that a batch has rows of, on average
-    ``spread``   over how much of the epoch the rows of one row group are spread: the standard deviation of their
+    ``groups``   the average number of row groups per batch
+    ``spread``   how far the rows of a row group are spread over the epoch: the standard deviation of their
                  positions over that of a uniform permutation. 1 is uniform; 0 means that they all come at once.
     """
 
@@ -422,7 +419,7 @@ def mixing(order: Order) -> Mixing:
 
 
 def _spread(order: Order) -> float:
-    """The mean spread of row groups, each from where its buckets come; a lane's batches are every C-th."""
+    """The mean spread of row groups, from the positions of their buckets; a lane has every C-th batch."""
     if not order.shuffle:
         return float(order.counts[order.counts > 0].mean() / order.rows)
     found = []
@@ -457,7 +454,7 @@ def check_rank(num_replicas: int, rank: int, lanes: int | None = None) -> None:
 
 
 class Division(NamedTuple):
-    """From place ``start`` on, what is left of an epoch is divided among ``ranks`` with ``workers`` each."""
+    """From place ``start`` on, the rest of an epoch is divided among ``ranks`` with ``workers`` each."""
 
     start: int
     ranks: int
@@ -468,7 +465,7 @@ Divisions = tuple[Division, ...]
 
 
 def divisions_of(saved: object) -> Divisions:
-    """The divisions that a state has as lists of numbers; UsageError for anything else."""
+    """Parse the divisions in a state, lists of numbers; raises UsageError for anything else."""
     try:
         found = tuple(Division(*map(int, numbers)) for numbers in saved or ())  # type: ignore[attr-defined]
     except (TypeError, ValueError):
@@ -479,7 +476,7 @@ def divisions_of(saved: object) -> Divisions:
 
 
 def next_divisions(divisions: Divisions, lanes: int, division: Division) -> Divisions:
-    """The divisions of an epoch that continues with ``division``; empty while lanes are complete."""
+    """The divisions of an epoch that continues with ``division``; empty if workers take complete lanes."""
     if divisions:
         same = divisions[-1][1:] == division[1:]
     else:
@@ -520,7 +517,7 @@ def batches_at(total: int, lanes: int, divisions: Divisions) -> Ints:
 def interleave(counts: Sequence[int]) -> Ints:
     """Each ``k`` ``counts[k]`` times, so that every prefix holds them in proportion.
 
-    The two rarest are merged first, and the result with the next, so that the rounding of each merge hardly adds up.
+    The two rarest are merged first, then the result with the next, so that rounding errors hardly add up.
     """
     merged: list[tuple[int, int, Any]] = [(count, k, None) for k, count in enumerate(counts)]
     heapq.heapify(merged)
@@ -544,7 +541,7 @@ def interleave(counts: Sequence[int]) -> Ints:
 
 
 def _interleaved(batches: Ints, lanes: int) -> Ints:
-    """Alternate lanes evenly, each in its own order; ``batches`` come sorted by lane."""
+    """Alternate lanes evenly, each in its own order; ``batches`` are sorted by lane."""
     counts = np.unique(batches % lanes, return_counts=True)[1]
     if len(counts) < 2:
         return batches
@@ -561,9 +558,9 @@ class EpochShare:
 
     ``total`` is the epoch's number of batches (``Order.batches``). All ranks get the same number: the last round is
     filled up with the epoch's first batches, as torch's DistributedSampler does with rows, or left out with
-    ``drop_last``. Without ``pad`` it stays as it is, so some ranks get one less. ``start`` is the first place that no
-    rank has consumed. Place and number of a batch are equal unless there are ``divisions``: then ranks x workers need
-    not divide the lanes, nor if ``shuffled`` is False.
+    ``drop_last``. Without ``pad`` it stays short, so some ranks get one less. ``start`` is the first place that no rank
+    has consumed. A batch's place is its number unless there are ``divisions``. With ``divisions``, or if ``shuffled``
+    is False, ranks x workers need not divide the number of lanes.
     """
 
     total: int
@@ -597,11 +594,11 @@ class EpochShare:
         return max(0, self.total - self.start)
 
     def rounds(self) -> int:
-        """Batches that each rank gets; without ``pad``, the most that one gets."""
+        """Batches per rank; without ``pad``, the largest number."""
         return self.left // self.ranks if self.drop_last else -(-self.left // self.ranks)
 
     def count(self) -> int:
-        """Batches of this rank, all its workers together."""
+        """Batches of this rank, over all its workers."""
         return len(self._of_rank())
 
     @property
@@ -621,7 +618,7 @@ class EpochShare:
         return min(self.lanes, -(-self.lanes // units) + bool(self.divisions))
 
     def batches(self, places: range) -> Sequence[int]:
-        """The global indices of the batches at ``places``; padding is indexed by its place."""
+        """The global indices of the batches at ``places``; the index of padding is its place."""
         if not self.divisions:
             return places
         known = batches_at(self.total, self.lanes, self.divisions)
@@ -636,8 +633,8 @@ class EpochShare:
     def indices(self, begin: int | None = None) -> range:
         """The places of the worker's batches in order, from ``begin`` on if given; those from ``total`` on are padding.
 
-        Any ``ranks`` consecutive places hold one of every rank, so each rank has as many of them from any start.
-        Worker 0 yields the rank's first, as DataLoader asks it first.
+        Any ``ranks`` consecutive places include one of every rank, so ranks get equally many from any start. Worker 0
+        yields the rank's first, as DataLoader asks it first.
         """
         mine = self._of_rank()[self.worker :: self.workers]
         return mine if begin is None else mine[max(0, -(-(begin - mine.start) // mine.step)) :]
@@ -648,7 +645,7 @@ class EpochShare:
         return range(first, last if self.pad else min(last, max(self.total, first)), self.ranks)
 
     def after(self, index: int) -> int:
-        """The first place left when every rank has consumed the round of place ``index``."""
+        """The first place left once every rank has consumed the round of place ``index``."""
         done = (index - self.start) // self.ranks + 1
         return min(self.start + done * self.ranks, self.end)
 

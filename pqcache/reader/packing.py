@@ -1,7 +1,7 @@
 """``pack=``: documents of different lengths as sequences of one length, or as batches by their tokens.
 
-Which parts of which documents a sequence has is arithmetic on their lengths. Parts are Arrow's binary views of the
-tokens of a row group, made of where they begin, and are copied once, into a batch.
+The parts of documents in a sequence follow from the documents' lengths. Parts are Arrow binary views of a row group's
+tokens, and are copied once, into a batch.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ _PER_OCTAVE = 8  # buckets
 class Pack:
     """Documents in sequences of one length: ``ParquetDataset(..., batch_size=8, pack=Pack("tokens", length=4096))``.
 
-    A row is a document: a list of numbers. A batch holds ``batch_size`` sequences, as tensors (B, length). Documents of
-    a sequence are of one row group. Every token comes exactly once per epoch, and every epoch has the same number of
-    batches.
+    A row is a document: a list of numbers. A batch holds ``batch_size`` sequences, as tensors (B, length). The
+    documents of a sequence come from one row group. Every token comes exactly once per epoch, and every epoch has the
+    same number of batches.
 
     ``column``     the list column with the tokens
     ``length``     tokens of a sequence
     ``strategy``   "concat": the documents of a row group, in another order each epoch, are laid end to end and cut.
                    "best_fit": a document is not cut, unless it is longer than ``length``: then it is cut into pieces of
-                   ``length`` and a rest. In both, what documents leave of a sequence is padded: in "concat" that is
+                   ``length`` and a rest. In both, sequences that documents don't fill are padded: in "concat" that is
                    the end of the last sequence of a row group.
     ``fields``     other list columns, with a number for each token (labels, masks), that are packed alike
     ``padding``    the number that fills up a sequence, or one for each column: ``{"tokens": 0, "labels": -100}``
     ``ids``        what tells documents apart, int32: ``document_ids`` (B, length), from 1 on in each sequence, 0 where
                    it is padded; ``position_ids`` (B, length), from 0 on in each document; ``cu_seqlens``, where the
                    documents of the batch begin among its B x length tokens, padding counted as a document, and where
-                   the last one ends. Part of a document that is cut counts as a document.
+                   the last one ends. A part of a cut document counts as a document.
 
     Invalid numbers raise UsageError here, invalid names and types when it is used.
     """
@@ -114,7 +114,7 @@ class Pack:
 
     @property
     def fingerprint(self) -> str:
-        """Names the packing in states."""
+        """Identifies the packing in states."""
         return digest_of(["pack", self.column, self.length, self.strategy])
 
 
@@ -122,10 +122,10 @@ class Pack:
 class TokenBatches:
     """Batches of documents by their tokens: ``pack=TokenBatches("tokens", tokens_per_batch=16_384)``.
 
-    For models that take padded documents. Documents of a row group are put into buckets by their lengths, and a batch
-    holds documents of one bucket, and the rest of the next shorter ones, as long as rows x longest document is at most
+    For models that take padded documents. Documents of a row group are put into buckets by length. A batch holds
+    documents of one bucket, and leftovers of the next shorter ones, as long as rows x longest document is at most
     ``tokens_per_batch``. So batches differ in their number of rows. Every document comes exactly once per epoch, in
-    other batches each epoch; every epoch has the same number of batches.
+    different batches each epoch; every epoch has the same number of batches.
 
     ``column``            the list column with the tokens
     ``tokens_per_batch``  the most tokens of a batch, padding included
@@ -151,7 +151,7 @@ class TokenBatches:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns whose lengths have to be known."""
+        """The columns whose lengths are needed."""
         return (self.column,)
 
     @cached_property
@@ -172,7 +172,7 @@ class TokenBatches:
 
     @property
     def fingerprint(self) -> str:
-        """Names the batching in states."""
+        """Identifies the batching in states."""
         return digest_of(["batches", self.column, self.bounds.tolist(), self.rows.tolist()])
 
 
@@ -207,10 +207,10 @@ PADDING = -1  # in place of where a piece starts
 
 
 class Pieces(NamedTuple):
-    """Parts of documents, and padding behind them, that make the sequences of a row group.
+    """Parts of documents, followed by padding, that form the sequences of a row group.
 
-    Sequence i has pieces ``begins[i]`` to ``begins[i + 1]``. A piece is ``tokens`` from ``start`` on of all tokens of
-    the row group, or as much padding.
+    Sequence i has pieces ``begins[i]`` to ``begins[i + 1]``. A piece is ``tokens`` tokens of the row group from
+    ``start`` on, or that much padding.
     """
 
     start: Ints
@@ -219,7 +219,7 @@ class Pieces(NamedTuple):
 
     @staticmethod
     def of(start: Ints, tokens: Ints, sequence: Ints, length: int) -> Pieces:
-        """Pad sequences to ``length`` tokens; ``sequence`` has the sequence of each part of a document, ascending."""
+        """Pad sequences to ``length`` tokens; ``sequence`` is the sequence of each part of a document, ascending."""
         pads = length - np.bincount(sequence, tokens).astype(np.int64)
         short = np.flatnonzero(pads)
         behind = np.searchsorted(sequence, short, "right")
@@ -236,13 +236,13 @@ class Pieces(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Packs:
-    """The packed sequences, or batches by tokens, that the documents of some row groups make.
+    """The packed sequences, or batches by tokens, made from the documents of some row groups.
 
     Attributes:
         counts: sequences, or batches, of each row group.
-        tokens: of all documents.
+        tokens: the tokens of all documents.
         places: for "best_fit", the sequence of each piece of a document, the longest first, by row group.
-        shuffle: seed and epoch of the order of documents; None: in the order of the files.
+        shuffle: seed and epoch of the order of documents; None for file order.
     """
 
     spec: Pack | TokenBatches
@@ -257,7 +257,7 @@ class Packs:
 
     @property
     def fill(self) -> float:
-        """The share of places in sequences or batches that hold tokens."""
+        """The share of sequences or batches filled with tokens, not padding."""
         most = self.spec.length if isinstance(self.spec, Pack) else self.spec.tokens_per_batch
         return self.tokens / max(1, int(self.counts.sum()) * most)
 
@@ -265,7 +265,7 @@ class Packs:
         """The documents of each batch of row group ``number``, which is ``item`` of the index.
 
         Raises:
-            ParquetError: documents have other lengths than were counted.
+            ParquetError: documents differ in length from the earlier count.
         """
         assert isinstance(self.spec, TokenBatches)
         order = self._order(len(lengths), item)
@@ -278,7 +278,7 @@ class Packs:
         """The parts of the sequences of row group ``number``, which is ``item`` of the index.
 
         Raises:
-            ParquetError: documents have other lengths than were counted.
+            ParquetError: documents differ in length from the earlier count.
         """
         assert isinstance(self.spec, Pack)
         length = self.spec.length
@@ -333,7 +333,7 @@ def _pieces_of(lengths: Ints, length: int) -> tuple[Ints, Ints]:
 
 
 def _cut(lengths: Ints, order: Ints, length: int) -> tuple[Ints, Ints, Ints]:
-    """Cut documents laid end to end in ``order``: where parts start, their tokens, their sequences."""
+    """Cut documents laid end to end in ``order``; return each part's start, tokens and sequence."""
     starts, lengths = (np.cumsum(lengths) - lengths)[order], lengths[order]
     ends = np.cumsum(lengths)
     begins = ends - lengths
@@ -355,7 +355,7 @@ def _exchanged(order: Ints, count: Ints, keys: Ints) -> Ints:
 
 
 def batch_ends(lengths: Ints, spec: TokenBatches) -> Ints:
-    """Where each batch begins, and the last one ends, among documents sorted by bucket.
+    """The start of each batch, and the end of the last, among documents sorted by bucket.
 
     The rest of a bucket joins the next longer documents if that saves a batch. Only the number of documents in each
     bucket matters.
@@ -379,8 +379,8 @@ def batch_ends(lengths: Ints, spec: TokenBatches) -> Ints:
 def best_fit(lengths: Ints, capacity: int) -> Ints:
     """Assign each piece of 1 to ``capacity`` tokens to a sequence; pieces come longest first.
 
-    Each goes to the fullest sequence with room for it. Pieces of one length are placed together. This takes longer than
-    reading the pieces.
+    Each goes to the fullest sequence with enough space. Pieces of one length are placed together. This takes longer
+    than reading the pieces.
     """
     found = np.empty(len(lengths), np.int64)
     starts = np.flatnonzero(np.diff(lengths, prepend=-1))
@@ -470,10 +470,10 @@ def items_of(column: Column, name: str, where: object) -> tuple[Ints, npt.NDArra
 def tokens_of(
     spec: Pack | TokenBatches, columns: Mapping[str, Column], path: Path
 ) -> tuple[Ints, dict[str, npt.NDArray[Any]]]:
-    """The lengths of documents, and the tokens of each column that is packed, end to end.
+    """The lengths of documents, and the tokens of each packed column, end to end.
 
     Raises:
-        ParquetError: a document is null, holds a null, or has another number of tokens in one of ``fields``.
+        ParquetError: a document is null, contains a null, or has another number of tokens in one of ``fields``.
     """
     lengths, tokens = items_of(columns[spec.column], spec.column, path)
     found = {spec.column: tokens}
@@ -487,7 +487,7 @@ def tokens_of(
 
 
 class HeldSequences:
-    """Packed sequences of a row group, those of the ``order`` in which a lane takes them from number ``first`` on."""
+    """Packed sequences of a row group, in the ``order`` in which a lane takes them, from number ``first`` on."""
 
     def __init__(
         self, file: int, spec: Pack, items: Mapping[str, npt.NDArray[Any]], pieces: Pieces, order: Ints, first: int
@@ -525,7 +525,7 @@ def packed_kind(dtype: np.dtype[Any], length: int) -> Kind:
 
 
 def _views(items: npt.NDArray[Any], starts: Ints, wanted: Ints) -> pa.Array:
-    """Views of pieces ``wanted`` of ``items``. Each ends where the next one starts; views of padding are empty."""
+    """Views of the ``wanted`` pieces of ``items``. Each ends where the next one starts; views of padding are empty."""
     by_start = np.argsort(starts)
     number = np.empty_like(by_start)
     number[by_start] = np.arange(len(number))
@@ -534,7 +534,7 @@ def _views(items: npt.NDArray[Any], starts: Ints, wanted: Ints) -> pa.Array:
 
 
 def _joined(views: pa.Array, pads: Ints, dtype: np.dtype[Any], fill: Any) -> npt.NDArray[Any]:
-    """Lay pieces end to end; where ``pads[i]`` is not 0, that many ``fill`` replace piece i."""
+    """Join pieces; if ``pads[i]`` isn't 0, piece i is replaced by that many ``fill`` values."""
     padding = np.flatnonzero(pads)
     if len(padding):
         ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(pads[padding])])

@@ -1,4 +1,4 @@
-"""The number and rank of this process among others, checks that all read alike, and iterators in forks."""
+"""This process's rank among others, checks that all ranks read alike, and iterators in forks."""
 
 from __future__ import annotations
 
@@ -116,8 +116,8 @@ MIXING = frozenset(("lanes", "window", "piece", "seed"))  # what ranks may diffe
 def check_alike(epoch: Mapping[str, tuple[Any, Any]], patience: float) -> None:
     """Raise the same UsageError on every rank of torch.distributed unless all begin the same epoch.
 
-    If ranks began with other rows or another order, rows would come twice or never. ``epoch`` has the values that must
-    be equal, by name, and how to show them.
+    If ranks differed in rows or order, rows would come twice or never. ``epoch`` has the values that must be equal, by
+    name, and how to show them.
 
     The ranks meet at the store of their process group. After ``patience`` seconds the others warn of a missing rank,
     while a collective operation would wait for it silently. Threads may begin epochs in any order on each rank.

@@ -1,4 +1,4 @@
-"""What an epoch reads: which columns, which row groups, and how many rows of each. A value, made by counting."""
+"""A value that says what an epoch reads: columns, row groups, and the number of rows in each."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ class ReadPlan:
     """The columns and row groups of a dataset that an epoch reads.
 
     ``selection``    which rows are read, or which sequences of rows
-    ``sequence``     what a column has of a sequence; None: rows are single
-    ``dense``        (name, length) of list columns that are held as rows of fixed width
+    ``sequence``     how columns are arranged in a sequence; None for single rows
+    ``dense``        (name, length) of list columns held as rows of fixed width
     ``piece_rows``   where row groups are split: the most rows of a piece. Each row group of the selection is a piece
                      then, which begins at row ``piece_starts`` of its row group. 0: row groups are not split.
-    ``packs``        the packed sequences, or batches, that the chosen rows make, which then count in place of rows
+    ``packs``        the packed sequences, or batches, made of the chosen rows, which then count as rows
     ``weights``      how often each of these rows comes, which differs from epoch to epoch: see `at_epoch`
-    ``fill``         what is put in place of the nulls of columns as soon as they are decoded, by column
-    ``left_out``     rows that are dropped when they were gathered, so that batches are shorter
-    ``has_hashes``   the rows come with the column `ROW_HASH`
+    ``fill``         the replacements of nulls, by column, applied as soon as they are decoded
+    ``left_out``     rows dropped after gathering, which shortens batches
+    ``has_hashes``   rows have the column `ROW_HASH`
     """
 
     data: LocalDataset
@@ -96,12 +96,12 @@ class ReadPlan:
         return hashlib.blake2b((self.fingerprint + self.weights.name(epoch)).encode(), digest_size=8).hexdigest()
 
     def with_dense_lists(self, ragged: Collection[str] = ()) -> ReadPlan:
-        """Hold lists that all have one length as rows of fixed width, but for columns ``ragged``.
+        """Hold lists of one common length as rows of fixed width, except in ``ragged`` columns.
 
-        Counts in the index decide it for the whole dataset, so that a column is of one kind in every batch: each row
-        group must have rows x length values, and none missing. In few row groups the average may be integral by
-        chance, so the first lists must have that length too. Decoding refuses a list of another length. Lists of one
-        item are not held so, as an empty list or a null counts as one value too.
+        Counts in the index decide it for the whole dataset, so that a column has the same kind in every batch: each row
+        group must have rows x length values and no nulls. With few row groups the average may be integral by chance, so
+        the first lists must have that length too. Decoding rejects lists of another length. Lists of one item are
+        excluded, as an empty list or a null also counts as one value.
         """
         lists = {name: kind.stored for name, kind in self.kinds.items() if kind.is_list and name not in ragged}
         lengths = {n: stored.length if stored else self._values_a_row(n) for n, stored in lists.items()}
@@ -121,7 +121,7 @@ class ReadPlan:
             return next(parts)
 
     def _values_a_row(self, column: str) -> int:
-        """The values of each row of a list column, if every row group has as many on average; else 0."""
+        """The values per row of a list column, if the average is the same integer in every row group; else 0."""
         index = self.data.index
         used = index.rows > 0
         rows, values = index.rows[used], index.optional(f"{column}:values")[used]
@@ -159,7 +159,7 @@ class ReadPlan:
 
     @cached_property
     def counts(self) -> Ints:
-        """Rows that are read of each row group or piece, or the sequences they are packed into."""
+        """Rows read from each row group or piece, or the sequences they are packed into."""
         if self.packs is not None:
             return self.packs.counts
         rows = self.selection.counts
@@ -167,7 +167,7 @@ class ReadPlan:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Names the rows in states."""
+        """Identifies the rows in states."""
         digest = hashlib.blake2b(self.row_groups.tobytes(), digest_size=8)
         if not self.selection.is_all:
             digest.update(self.selection.counts.tobytes() + self.selection.name.encode())
@@ -189,9 +189,9 @@ class ReadPlan:
 
     @cached_property
     def stored_bytes(self) -> Ints:
-        """Bytes in the files, as far as known, of the columns that are read, by row group.
+        """Bytes on disk, as far as known, of the columns to read, by row group.
 
-        A piece has its share, even if what precedes it has to be decoded too.
+        A piece counts its share, even if earlier rows have to be decoded too.
         """
         total = self.data.index.stored(self.columns_read)[self.row_groups]
         if self.piece_starts is None:
@@ -201,13 +201,13 @@ class ReadPlan:
 
     @cached_property
     def columns_read(self) -> tuple[str, ...]:
-        """The columns read from the files, including those that only the selection looks at."""
+        """The columns read from the files, including those used only by the selection."""
         return tuple(dict.fromkeys([*self.kinds, *self.selection.columns]))
 
     def nulls(self, column: str) -> int | None:
-        """Nulls of a column in these row groups; None if the files do not say.
+        """Nulls of a column in these row groups; None if unknown.
 
-        For a selection of rows, or weights, they only say if there are none.
+        With a selection of rows, or weights, only 0 is known.
         """
         index = self.data.index
         if column in self.partitions:
@@ -225,7 +225,7 @@ class ReadPlan:
         return total if not total or (self.selection.is_all and self.weights is None) else None
 
     def bounds(self, path: str) -> Bounds | None:
-        """The least and greatest value of a column, or a field of a struct; None if the files do not say."""
+        """The least and greatest value of a column, or a field of a struct; None if unknown."""
         index = self.data.index
         if path in self.partitions:
             low = high = pc.take(index.partitions[path], pa.array(self._files)).drop_null()
@@ -260,11 +260,11 @@ def make_read_plan(
     counts: Counts | None = None,
     ragged: Collection[str] | None = None,
 ) -> ReadPlan:
-    """Plan to read ``columns`` of the chosen rows, or of sequences of these, or their documents packed.
+    """Plan to read ``columns`` of the chosen rows, of sequences of these, or of their packed documents.
 
     Without ``columns``, all are read, or those of a `Pack`. ``seed`` chooses a sample. ``counts`` are known counts of
-    rows; new ones are added to it. Lists of one length are held dense but for ``ragged`` columns and packed ones; None:
-    no lists are. UsageError for a column that is not there or cannot be packed.
+    rows; new ones are added to it. Lists of one length are held dense, except in ``ragged`` and packed columns; if
+    ``ragged`` is None, none are. Raises UsageError for a column that is missing or cannot be packed.
     """
     chosen = chosen or RowOptions()
     pack, sequence = chosen.pack, chosen.sequence
@@ -307,7 +307,7 @@ def make_read_plan(
 
 
 def _packed(plan: ReadPlan, pack: Pack | TokenBatches, known: Counts | None) -> ReadPlan:
-    """The plan with its rows packed; ``counts`` are then sequences, or batches."""
+    """The plan with its rows packed; its ``counts`` are sequences, or batches."""
     check_columns(pack, plan.data.index.schema, plan.data.index.partitions.column_names)
     name = digest_of([plan.fingerprint, pack.fingerprint])
     found = found_once(plan.data, name, plan.row_groups, known, lambda: _count(plan, pack))
@@ -323,7 +323,7 @@ def _packed(plan: ReadPlan, pack: Pack | TokenBatches, known: Counts | None) -> 
 
 
 def document_lengths(plan: ReadPlan, column: str, group: int, chosen: Chosen) -> Ints:
-    """The tokens of each document that is read of a row group."""
+    """The length in tokens of each document read from a row group."""
     kind, path = plan.kinds[column], plan.data.path_of(group)
     kind = kind if kind.held == "fixed" else replace(kind, held="array")
     lengths = [np.zeros(0, np.int64)]
@@ -382,7 +382,7 @@ def unknown_column(data: LocalDataset, name: str) -> PqcacheError:
 
 
 def _choose_rows(data: LocalDataset, chosen: RowOptions, seed: int, known: Counts | None) -> Selection:
-    """The rows that an epoch reads, before weights; warns if none are left.
+    """The rows of an epoch before weights; warns if there are none.
 
     ``known`` are counts of rows; new counts are added to it. Invalid options raise UsageError.
     """
@@ -435,7 +435,7 @@ def _among(found: Selection, rows: SelectedRows) -> Selection:
 
 
 def _sample(found: Selection, share: float, seed: int) -> Selection:
-    """A share of the rows: whole row groups at random, or random rows of 16 if these are fewer."""
+    """A random share of the rows: whole row groups, or random rows of 16 row groups if the share has fewer."""
     rows = found.counts
     wanted = max(1, round(share * int(rows.sum()))) if rows.sum() else 0
     order = permutation(len(rows), seed, 0, _SAMPLE, 1)

@@ -1,8 +1,8 @@
-"""A 64-bit hash of where each row lies, and the sums of hashes that say which rows came; see docs/proof.md.
+"""A 64-bit hash of each row's position, and sums of hashes that identify sets of rows; see docs/proof.md.
 
-The hash of a row is a random word that belongs to its position, times a random number of its file and row group, plus
-another: two operations a row. Equal sums of the hashes and of their squares, both modulo 2**64, mean equal rows: rows
-that differ have both sums in common with a chance of about 2**-120.
+The hash of a row is the random word of its position, times a random number of its file and row group, plus another: two
+operations per row. Equal sums of hashes and of squared hashes, both modulo 2**64, mean equal rows: for different rows
+both sums agree with a probability of about 2**-120.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ MODULUS = 1 << 64
 
 
 class Sums(NamedTuple):
-    """How many rows, the sum of their hashes and that of their squares, modulo 2**64."""
+    """The number of rows, the sum of their hashes and the sum of the squares, modulo 2**64."""
 
     rows: int = 0
     hashes: int = 0
     squares: int = 0
 
     def plus(self, other: Sums, times: int = 1) -> Sums:
-        """Those of the rows of both; with ``times=-1`` of the rows without the others."""
+        """The sums of the rows of both; with ``times=-1``, of these rows without the others."""
         rows, hashes, squares = (a + times * b for a, b in zip(self, other, strict=True))
         return Sums(rows, hashes % MODULUS, squares % MODULUS)
 

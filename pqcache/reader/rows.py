@@ -1,9 +1,9 @@
-"""Rows of a column in memory, held so that taking any of them in any order is cheap.
+"""Columns in memory, stored so that taking rows in any order is cheap.
 
-Numbers and other values of fixed width are numpy arrays, regular lists of them arrays of two dimensions. Texts, binary
-and lists of numbers are Arrow binary views: 16 bytes a row that point into the decoded data, so rows change places
-without their bytes, which are copied once, into a batch. All else (structs, maps, lists of lists, lists with nulls in
-them) stays an Arrow array, and Arrow takes its rows. A `Kind` says which of these a column is.
+Numbers and other values of fixed width are numpy arrays, regular lists of them two-dimensional arrays. Texts, binary
+and lists of numbers are Arrow binary views: 16 bytes per row that point into the decoded data, so rows are reordered
+without moving their bytes, which are copied once, into a batch. Anything else (structs, maps, lists of lists, lists
+with nulls) stays an Arrow array, whose rows Arrow takes. A `Kind` says which of these a column is.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from pqcache.parquet.schema import cast_exactly
 
 @dataclass(frozen=True)
 class Kind:
-    """How a column is held and what a batch shows.
+    """How a column is held, and its type in batches.
 
     Attributes:
         type: Arrow type in a batch, without dictionaries and views.
         bare: the same without extension types.
         held: ``fixed``, ``views`` or ``array``.
         width: bytes of a row (``fixed``) or of an item (``views``; 1 for text and binary).
-        length: items of each list, where all lists of the dataset have as many; else 0.
+        length: items per list, if it is the same in all lists of the dataset; else 0.
         stored: how the files hold a dense column.
     """
 
@@ -82,7 +82,7 @@ def _item_width(kind: pa.DataType) -> int:
 
 
 def number_dtype(kind: pa.DataType) -> Any:
-    """The numpy dtype of a type's values as numbers, dates and times in their own unit; None if they are none."""
+    """The numpy dtype of a type's values, with dates and times as numbers in their own unit; None for other types."""
     return None if isinstance(kind, pa.BaseExtensionType) else _number_dtype(kind)  # which may have no hash
 
 
@@ -139,9 +139,9 @@ class Column:
 
     Attributes:
         values: array of shape (rows, ...), binary views, or an Arrow array of ``kind.bare``. A column with ``steps``
-            has that many values a row: shape (rows, steps, ...), or rows * steps views or values.
-        valid: for each value, whether it is not null; None if none is.
-        wide: dtype and shape of the numbers that each view holds, of lists that all have one length.
+            has that many values per row: shape (rows, steps, ...), or rows * steps views or values.
+        valid: for each value, whether it is not null; None if there are no nulls.
+        wide: dtype and shape of the numbers in each view, for lists of one length.
     """
 
     kind: Kind
@@ -187,7 +187,7 @@ class Column:
         return replace(taken, values=values, valid=valid, steps=rows.shape[1])
 
     def packed(self) -> Column:
-        """The same rows, where the bytes of views are in memory that holds nothing else."""
+        """The same rows, with the bytes of views copied to memory of their own."""
         if isinstance(self.values, np.ndarray):
             return self
         if pa.types.is_binary_view(self.values.type):
@@ -196,7 +196,7 @@ class Column:
 
 
 def hold(array: pa.Array, kind: Kind) -> Column:
-    """A decoded array as a column; values are copied only where they are held differently.
+    """A decoded array as a column; values are copied only if they are held differently.
 
     Raises:
         IrregularError: a list does not have ``kind.length`` items.
@@ -227,7 +227,7 @@ def hold(array: pa.Array, kind: Kind) -> Column:
 
 
 def _held(kind: Kind, values: npt.NDArray[Any], valid: Bools | None) -> Column:
-    """Values of fixed width; wide rows as views, so that they are copied once."""
+    """Values of fixed width; wide rows become views, so that they are copied only once."""
     rows, width = len(values), values[:1].nbytes
     if values.ndim == 1 or width < _WIDE or not rows:
         return Column(kind, values, valid)
@@ -272,7 +272,7 @@ def join(columns: Sequence[Column]) -> Column:
 
 
 def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """An array in Arrow's memory, which is used again: the first touch of fresh pages costs more than filling them."""
+    """An array in Arrow's memory, which is reused: the first access to fresh pages costs more than filling them."""
     size = int(np.prod(shape)) * dtype.itemsize
     if size < _PAGES:
         return np.empty(shape, dtype)
@@ -288,9 +288,9 @@ def _cast(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 
 def to_arrow(column: Column) -> pa.Array:
-    """A column as an Arrow array of its kind's type; ``steps`` make it lists of fixed size.
+    """A column as an Arrow array of its kind's type; with ``steps``, as lists of fixed size.
 
-    More than 2 GB of texts, or 2**31 items of lists, have a type with 64-bit offsets, and no extension.
+    Texts of more than 2 GB, or lists of more than 2**31 items, get a type with 64-bit offsets, and no extension.
     """
     kind, array = column.kind, _bare_array(column)
     if isinstance(kind.type, pa.BaseExtensionType) and array.type == kind.bare:
@@ -302,7 +302,7 @@ _ARRAY = "array"
 
 
 def _form(column: Column) -> Any:
-    """What columns need to have in common to be joined as they are."""
+    """The properties that columns must share to be joined without conversion."""
     values = column.values
     if isinstance(values, np.ndarray):
         return values.dtype, values.shape[1:]
@@ -319,7 +319,7 @@ def _validity(column: Column) -> Bools:
 
 
 def _bare_array(column: Column) -> pa.Array:
-    """The values as an Arrow array of ``kind.bare``, or its large form; those of steps one after the other."""
+    """The values as an Arrow array of ``kind.bare``, or its large form; steps follow one another."""
     kind, values = column.kind, column.values
     valid = None if column.valid is None else column.valid.reshape(-1)
     if column.wide is not None:
@@ -354,7 +354,7 @@ def _list(kind: pa.DataType, ends: Ints, items: pa.Array, valid: Bools | None) -
 
 
 def _with_offsets(kind: pa.DataType, ends: Ints) -> tuple[pa.DataType, pa.Buffer]:
-    """A type of lists or texts, in its large form where 32 bits do not hold the offsets, and these."""
+    """A type of lists or texts, in its large form if 32 bits do not suffice for the offsets, and the offsets."""
     if pa.types.is_large_list(kind) or pa.types.is_large_string(kind) or pa.types.is_large_binary(kind):
         return kind, pa.py_buffer(ends)
     if ends[-1] <= _REACH:
@@ -365,7 +365,7 @@ def _with_offsets(kind: pa.DataType, ends: Ints) -> tuple[pa.DataType, pa.Buffer
 
 
 def _bytes_of(views: pa.Array) -> tuple[Ints, pa.Buffer]:
-    """The bytes of views, end to end, and where each begins and ends."""
+    """The bytes of views, end to end, with the start and end of each."""
     _, ends, data = _CAST.call([views], _BYTES).buffers()
     ends = np.zeros(1, np.int64) if ends is None else np.frombuffer(ends, np.int64, len(views) + 1)
     return ends, pa.py_buffer(b"") if data is None else data
@@ -380,7 +380,7 @@ def _valid(array: pa.Array) -> Bools | None:
 
 
 def _dtype(kind: pa.DataType) -> np.dtype[Any]:
-    """In what numpy holds values of fixed width: numbers as themselves, booleans as a byte each, others as bytes."""
+    """The numpy dtype for values of fixed width: numbers as they are, booleans as a byte each, others as bytes."""
     if pa.types.is_boolean(kind):
         return np.dtype(np.uint8)
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
@@ -390,7 +390,7 @@ def _dtype(kind: pa.DataType) -> np.dtype[Any]:
 
 
 def _fixed(array: pa.Array, dtype: Any) -> npt.NDArray[Any]:
-    """The data of an array of fixed width, as numbers of ``dtype``, of which a value may have several."""
+    """The data of an array of fixed width as numbers of ``dtype``; a value may have several."""
     size = len(array) * fixed_width(array.type)
     data = array.buffers()[1]
     if data is None:
@@ -399,7 +399,7 @@ def _fixed(array: pa.Array, dtype: Any) -> npt.NDArray[Any]:
 
 
 def fixed_values(array: pa.Array) -> npt.NDArray[Any] | None:
-    """Rows of fixed width, lists of fixed size as arrays of two dimensions or more; None if an item is null."""
+    """Rows of fixed width, with lists of fixed size as further dimensions; None if an item is null."""
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     kind, rows = array.type, len(array)
@@ -443,7 +443,7 @@ def _lists_of(array: pa.Array, length: int) -> npt.NDArray[Any]:
 
 
 def _regular(array: pa.Array, width: int) -> npt.NDArray[Any] | None:
-    """Short lists that all have one length, as an array of two dimensions; None for others."""
+    """Short lists of one length as a two-dimensional array; None for others."""
     rows = len(array)
     if not rows or array.null_count or pa.types.is_boolean(array.type.value_type):
         return None
@@ -468,7 +468,7 @@ def take_views(views: pa.Array, rows: Ints) -> pa.Array:
 
 
 def _bare_views(array: pa.Array) -> pa.Array:
-    """String or binary views as binary views whose nulls are elsewhere, and have no bytes."""
+    """String or binary views as binary views without a validity bitmap; nulls are empty."""
     _, pointers, *data = array.buffers()
     if array.null_count:
         words = np.frombuffer(pointers, np.uint8, len(array) * 16, array.offset * 16).reshape(-1, 16).copy()
@@ -478,7 +478,7 @@ def _bare_views(array: pa.Array) -> pa.Array:
 
 
 def _of_dictionary(array: pa.DictionaryArray) -> pa.Array:
-    """Texts of a dictionary as views into it, as they may be long together; those that are null have no bytes."""
+    """Texts of a dictionary as views into it, which saves memory; nulls are empty."""
     words = pa.concat_arrays([_views_of(array.dictionary, 1), pa.array([b""], pa.binary_view())])
     return take_views(words, array.indices.cast(pa.int64()).fill_null(len(words) - 1).to_numpy())
 
@@ -509,7 +509,7 @@ def _views_of(array: pa.Array, width: int) -> pa.Array | None:
 
 
 def views_into(ends: Ints, data: pa.Buffer) -> pa.Array:
-    """Views of bytes that lie end to end, each from one of ``ends`` to the next."""
+    """Views of consecutive bytes, each from one of ``ends`` to the next."""
     rows, low = len(ends) - 1, 0
     parts: list[pa.Array] = []
     while low < rows or not parts:

@@ -1,6 +1,6 @@
 """The costs of reading: a `Meter` counts them in memory shared by all processes, ``stats()`` returns values.
 
-Each process has a row of its own, so that processes need no locks. The numbers of a dataset are the sums over the rows,
+Each process has a row of its own, so no locks are needed. The numbers of a dataset are the sums over the rows,
 including those of processes that have ended. A row has the counters, and their values at the beginning of the current
 pass, so an epoch's numbers are differences. Counters grow once for each row group, block or batch, never for each row.
 """
@@ -94,7 +94,7 @@ class Meter:
 
     @contextmanager
     def timed(self, counter: int, times: int = 1) -> Iterator[None]:
-        """Add the body's duration to a counter, ``times`` over if it stands for unmeasured calls, too."""
+        """Add the body's duration to a counter, multiplied by ``times`` if it stands for unmeasured calls too."""
         begun = time.monotonic_ns()
         try:
             with span(_SPANS.get(counter)):
@@ -129,7 +129,7 @@ class Meter:
         row[_READING], row[_READING_SINCE] = row_group + 1, since
 
     def note_memory(self) -> None:
-        """Note the bytes that Arrow, which has the rows, uses in this process."""
+        """Note the bytes that Arrow, which holds the rows, uses in this process."""
         row = self._row()
         row[_ARROW] = arrow = pa.default_memory_pool().bytes_allocated()
         row[_PEAK] = max(row[_PEAK], arrow)
@@ -259,7 +259,7 @@ class ReadingStats:
     """Costs of reading; times add up over threads and workers, so they may exceed the trainer's.
 
     Attributes:
-        epoch: the number of the epoch; None for all epochs together.
+        epoch: the epoch; None for all epochs together.
         batches: batches made, including those that the trainer has not taken yet; 0 if rows are yielded.
         rows: rows (or sequences) made.
         bytes: bytes of their columns in memory.
@@ -404,7 +404,7 @@ def mix_stats(
 ) -> DatasetStats:
     """The costs of a mix: the trainer's from its ``own`` meter, the others from its datasets.
 
-    With ``within_batch``, the mix makes its batches of several datasets' and counts them itself.
+    With ``within_batch``, the mix makes its batches from those of several datasets, and counts them itself.
     """
     total, epoch, peak = dict(own.total), dict(own.of_epoch), 0
     arrow: dict[int, int] = {}  # of each process, whatever it reads

@@ -1,10 +1,11 @@
 """The batches of an epoch as Arrow record batches: row groups are decoded ahead on threads, mixed, and cut.
 
     line     the rows of a lane, or of the files in order: which rows of which row groups come where (`reader/order.py`)
-    run      some coming batches of a line, gathered together: one take for each column
-    window   the decoded row groups that the coming runs of a line need
+    run      some upcoming batches of a line, gathered together: one take for each column
+    window   the decoded row groups for upcoming runs of a line
 
-A run needs nothing but the numbers of its batches, so an epoch begins anywhere, and threads gather several at once.
+A run is defined by the numbers of its batches alone, so an epoch can begin anywhere, and threads gather several runs at
+once.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ SMALLER = "choose a smaller batch_size, or leave the column out with columns="
 class Group(NamedTuple):
     """Batches that were gathered together: batch i is rows ``ends[i]`` up to ``ends[i + 1]``.
 
-    For a proof there are ``hashes`` of batch i from ``hash_ends[i]`` on, also of rows that were left out.
+    For a proof, ``hashes`` has those of batch i from ``hash_ends[i]`` on, including rows left out.
     """
 
     rows: pa.RecordBatch
@@ -67,7 +68,7 @@ class Group(NamedTuple):
         return Group(self.rows.drop_columns([ROW_HASH]), self.ends, self.rows.column(ROW_HASH).to_numpy(), self.ends)
 
     def without_left_out(self) -> Group:
-        """The rows, or sequences, that are not left out."""
+        """The group without the rows, or sequences, to leave out."""
         gone = self.rows.column(LEFT_OUT)
         if pa.types.is_fixed_size_list(gone.type):
             gone = pa.array(gone.flatten().to_numpy(zero_copy_only=False).reshape(len(gone), -1).any(axis=1))
@@ -81,7 +82,7 @@ def _copied(array: pa.Array) -> pa.Array:
 
 
 class Span(NamedTuple):
-    """Rows ``low`` up to ``high`` of span ``number`` of a line; later runs need no row before ``kept``."""
+    """Rows ``low`` up to ``high`` of span ``number`` of a line; later runs need only rows from ``kept`` on."""
 
     number: int
     low: int
@@ -90,14 +91,14 @@ class Span(NamedTuple):
 
 
 class Places(NamedTuple):
-    """The rows of a run: those of ``spans`` laid end to end, then taken in ``order`` (None: as they lie)."""
+    """The rows of a run: those of ``spans`` end to end, then taken in ``order`` (None to keep their order)."""
 
     spans: list[Span]
     order: Ints | None
 
 
 class ShuffledLine:
-    """A lane of a shuffled epoch: rows one after the other, in spans of row groups."""
+    """A lane of a shuffled epoch as a line of rows, in spans of row groups."""
 
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
@@ -123,7 +124,7 @@ class ShuffledLine:
         return groups.load(number, low, high, lane.row_order(span), first, cuts)
 
     def places(self, ranges: Sequence[tuple[int, int]]) -> Places:
-        """Where ascending ranges of rows are."""
+        """The location of ascending ranges of rows."""
         lane, blocks = self._lane, list(self._blocks(_joined(ranges)))
         begin, end = blocks[0][0], blocks[-1][0] + 1
         first, last = lane.spans(begin).start, lane.spans(end - 1).stop
@@ -156,7 +157,7 @@ class ShuffledLine:
         return found
 
     def _blocks(self, ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
-        """The blocks of ranges of rows: number, and which of its rows, in order."""
+        """The blocks of ranges of rows: each block's number, and its rows in the range, in order."""
         for low, high in ranges:
             block, before = self._at
             if low < before or block == 0:
@@ -173,7 +174,7 @@ class ShuffledLine:
 
 
 class FileLine:
-    """The rows of an epoch that is not shuffled, of which batch ``first`` and each ``apart`` after it are read."""
+    """The rows of an unshuffled epoch, of which batch ``first`` and every ``apart``-th one after it are read."""
 
     def __init__(self, order: Order, first: int, apart: int) -> None:
         self.rows, self.spans = order.rows, len(order.counts)
@@ -207,7 +208,7 @@ Line = ShuffledLine | FileLine
 
 @dataclass(eq=False)
 class _Run(Generic[T]):
-    """Some batches of a line that are gathered together, and the row groups that they need."""
+    """Some batches of a line that are gathered together, and the row groups they need."""
 
     line: Line
     ranges: list[tuple[int, int]]  # the rows of each batch
@@ -215,7 +216,7 @@ class _Run(Generic[T]):
     result: Future[T]
 
     def end(self) -> None:
-        """Let go of what only this run and those before it needed."""
+        """Free rows that only this run and earlier ones needed."""
         for span, future in self.spans:
             if not future.cancelled() and future.exception() is None and isinstance(held := future.result(), Held):
                 held.drop(span.kept)
@@ -223,7 +224,7 @@ class _Run(Generic[T]):
 
 @dataclass(eq=False)
 class _Window:
-    """A line, the row groups of it that are decoded or on their way, by span, and the number of its next batch."""
+    """A line, its row groups that are decoded or being decoded, by span, and the number of its next batch."""
 
     line: Line
     held: dict[int, Future[AnyHeld]] = field(default_factory=dict)
@@ -252,8 +253,8 @@ class _EpochReader(Generic[T]):
     def submit(self, batches: Sequence[tuple[int, int, int]]) -> list[tuple[int, _Run[T], int]]:
         """Have the first of ``batches`` (index, lane, number in the lane) decoded and gathered, a run for each lane.
 
-        Returns the index of each with its run and its place there. Takes only as many as fit into memory together, and
-        none beyond the point at which padding begins the epoch again.
+        Returns the index of each with its run and its number in the run. Takes only as many as fit into memory
+        together, and none after padding has begun the epoch again.
         """
         batch_size = self._order.batch_size
         while True:
@@ -286,7 +287,7 @@ class _EpochReader(Generic[T]):
         return [(index, *placed[index]) for index, _, _ in batches]
 
     def _window(self, lane: int, number: int) -> _Window:
-        """The window of a lane; another one where the epoch begins again."""
+        """The window of a lane; a new one if the epoch begins again."""
         window, order = self._windows.get(lane), self._order
         if window is None or number < window.next:
             line = ShuffledLine(order.lane(lane)) if order.shuffle else FileLine(order, number, self._apart)
@@ -307,7 +308,7 @@ class _EpochReader(Generic[T]):
         return _Run(line, ranges, spans, self._pool.submit_after([future for _, future in spans], gather))
 
     def _size(self, line: Line, ranges: Sequence[tuple[int, int]], places: Places) -> float:
-        """About the bytes of batches, with those between them that others read."""
+        """The approximate bytes of batches, including those between them that others read."""
         held = [(span.high - span.low, self._row_bytes[line.number(span.number)]) for span in places.spans]
         row = sum(rows * size for rows, size in held) / max(1, sum(rows for rows, _ in held))
         return float(self._apart * row * sum(high - low for low, high in ranges))
@@ -329,7 +330,7 @@ class _EpochReader(Generic[T]):
         return self._make(group.without_left_out() if self._groups.plan.left_out else group)
 
     def result(self, run: _Run[T], number: int) -> tuple[T, int]:
-        """Wait for a batch of a run: the group that has it, and which of its batches it is."""
+        """Wait for a batch of a run; return its group and its number in the group."""
         try:
             return self._wait(run.result), number
         except Exception as error:
@@ -371,11 +372,11 @@ def read_groups(
     total: int,
     make: Callable[[Group], T],
 ) -> Generator[tuple[int, T, int]]:
-    """Yield (global index, group, which of its batches) for batches of an epoch of ``total``.
+    """Yield (global index, group, number in the group) for batches of an epoch of ``total``.
 
     ``indices`` are one ``EpochShare``'s; those from ``total`` on are padding and repeat the epoch from its start.
-    ``make`` is called with each group on a thread. What fails is made again batch by batch, so that the batches before
-    one with an error come first.
+    ``make`` is called with each group on a thread. A group that fails is made again batch by batch, so that the batches
+    before the failing one are still yielded.
     """
     if not len(indices):
         return
@@ -414,7 +415,7 @@ def read_groups(
 
 @contextmanager
 def _threads(budget: Budget) -> Iterator[ForkSafeThreadPool]:
-    """Threads that nobody waits for when their user stops half way."""
+    """Threads that are not waited for if their user stops early."""
     pool = ForkSafeThreadPool(max(budget.threads, budget.decoding), budget.decoding)
     try:
         yield pool
@@ -425,7 +426,7 @@ def _threads(budget: Budget) -> Iterator[ForkSafeThreadPool]:
 def _wanting(
     groups: RowGroups, order: Order, begins: dict[int, int], indices: Sequence[int], total: int
 ) -> AbstractContextManager[None]:
-    """Tells a run that still fetches the files, while it is entered, which row groups are needed first."""
+    """While entered, tell a run that still fetches the files which row groups are needed first."""
     plan = groups.plan
     if plan.data.arrivals is None or plan.data.arrivals.is_complete:
         return nullcontext()
@@ -439,7 +440,7 @@ def _wanting(
 def _gathered(
     groups: RowGroups, order: Ints | None, spans: Sequence[tuple[Span, AnyHeld]]
 ) -> tuple[pa.RecordBatch, list[int] | None]:
-    """The rows of a run; and where each of its batches ends if that differs, as it does in batches by tokens."""
+    """The rows of a run; for batches by tokens, which differ in length, also the end of each."""
     plan, ends = groups.plan, None
     with _fitting("a column"):
         parts = [part for span, held in spans for part in held.slices(span.low, span.high)]
@@ -475,7 +476,7 @@ def _gathered(
 
 @contextmanager
 def _fitting(subject: str) -> Iterator[None]:
-    """Say what to do where a batch has more of a nested column than Arrow's 32-bit offsets hold."""
+    """Advise what to do if a batch's nested column exceeds Arrow's 32-bit offsets."""
     try:
         yield
     except (pa.ArrowCapacityError, pa.ArrowInvalid) as error:

@@ -1,10 +1,10 @@
-"""An arriving snapshot: its metadata are complete, and so is each of its files that exists.
+"""An arriving snapshot: its metadata is complete, and so is every file that exists.
 
 arriving/ID/                    ID is the one of the snapshot that it becomes
-  dt=2026-11-19/part-00000.parquet    there when all of it is there, checked and durable
+  dt=2026-11-19/part-00000.parquet    exists once it is complete, checked and durable
   _pqcache/files.arrow, row_groups.arrow, lease    as in a snapshot, but without checksums of files
   _pqcache/wanted/              two files for each reader: NAME.reader, which it keeps locked while it lives, and
-                                NAME.wanted, what it wants next: a line of JSON, and files of the index as int32
+                                NAME.wanted, its next files: a line of JSON, and their numbers in the index as int32
   _pqcache/run                  the process of the run that fetches it, which holds the lock of `lock_as_writer`
   _pqcache/arrived.jsonl        a line for each file that is there: its path, its checksum, the boot of the machine
   _pqcache/changed.json         why files will never arrive: path to subject, reason and advice of the error; with an

@@ -1,10 +1,10 @@
 """A background run that fetches a cache for readers that know its source.
 
-One of a user's processes on a machine starts it, and the others wait for it, too (see `RunFiles`). Its error is raised
-in all of them; its warnings are logged by the process that started it.
+One of a user's processes on a machine starts it; the others wait for it (see `RunFiles`). Its error is raised in all of
+them; its warnings are logged by the process that started it.
 
 The run is ``python -m pqcache.store.background_run``. It reads its job as JSON from standard input, as options of the
-store may be secrets. To standard output it writes lines of JSON: listings, publications, warnings, and in the end its
+store may be secrets. To standard output it writes lines of JSON: listings, publications, warnings, and finally its
 error, with class and parts.
 """
 

@@ -1,6 +1,7 @@
 """What a cache expects of new data: the rules below ``[expect]`` in ``pqcache.toml``.
 
-docs/contracts.md describes them. Only freshness is judged here: `pqcache.store.sync.judge` has the rest and pyarrow.
+docs/contracts.md describes them. Only freshness is judged here; `pqcache.store.sync.judge` judges the rest, which needs
+pyarrow.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ class Rule:
     Attributes:
         kind: a key of _FORMS.
         columns: its columns; several for rows per year, month.
-        limit: a number, a percentage or, of freshness, seconds.
-        sign: how nulls compare with the limit.
-        is_share: of nulls, whether the limit is a percentage.
-        last: the number of earlier partitions that rows are compared with.
-        level: of its findings.
-        level_of_unknown: of findings about values that the index does not know.
+        limit: a number, a percentage or, for freshness, seconds.
+        sign: how the nulls are compared with the limit.
+        is_share: for nulls, whether the limit is a percentage.
+        last: the number of earlier partitions to compare rows with.
+        level: the level of its findings.
+        level_of_unknown: the level of findings about values missing from the index.
     """
 
     text: str
@@ -64,7 +65,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Finding:
-    """A rule's result at a place: a partition, or "" for all of the table. ``level`` decides about the snapshot."""
+    """A rule's result for a partition, or for the whole table (""). ``level`` decides about the snapshot."""
 
     rule: str
     place: str
@@ -78,7 +79,7 @@ def parse_rules(texts: Iterable[str]) -> tuple[Rule, ...]:
     >>> [(rule.kind, rule.columns, rule.limit, rule.level) for rule in parse_rules(["nulls.price < 1%: warn"])]
     [('nulls', ('price',), 1.0, 'warned')]
 
-    Raises UsageError for anything else, and names the nearest form.
+    Raises UsageError for anything else, with the nearest form.
     """
     rules = [_parse(" ".join(text.split())) for text in texts]
     allows_unknown = any(rule.kind == "unknown" for rule in rules)
@@ -120,7 +121,7 @@ def _duration(text: str, duration: str) -> float:
 
 
 def _nearest(text: str) -> str:
-    """The form that a text is meant to have, by its first word, else by all of it."""
+    """The form that was probably meant, by the first word, else by the whole text."""
     from difflib import get_close_matches  # correct rules do not need it
 
     examples = [example for example, _ in _FORMS.values()]
@@ -130,7 +131,7 @@ def _nearest(text: str) -> str:
 
 
 def check_columns(rules: Sequence[Rule], directories: Iterable[str], source: str) -> None:
-    """Raise UsageError for rules about partition columns that the ``directories`` of a source do not have."""
+    """Raise UsageError for rules about partition columns missing from the ``directories`` of a source."""
     if not rules:
         return
     there = list(dict.fromkeys(name for directory in set(directories) for name in partition_values(directory)))
@@ -163,7 +164,7 @@ def judge_freshness(rule: Rule, newest: float | None, now: float) -> list[Findin
 
 
 def lines_of(findings: Iterable[Finding]) -> list[str]:
-    """A line for each rule and level, which names the first places."""
+    """A line for each rule and level, naming the first partitions."""
     found: dict[tuple[str, str], list[Finding]] = {}
     for finding in findings:
         found.setdefault((finding.rule, finding.level), []).append(finding)
@@ -175,5 +176,5 @@ def lines_of(findings: Iterable[Finding]) -> list[str]:
 
 
 def unmet(findings: Iterable[Finding]) -> list[str]:
-    """A line for each rule that is not met and does not only warn."""
+    """A line for each unmet rule that does more than warn."""
     return lines_of(finding for finding in findings if finding.level == FAILED)

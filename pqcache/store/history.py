@@ -65,7 +65,7 @@ _MAPPINGS = ("options", "changes")
 
 
 def parse_record(text: bytes, *needed: str) -> dict[str, Any] | None:
-    """Parse the record of a run; None if it isn't one, and is to be skipped.
+    """Parse the record of a run; None if it isn't one and must be skipped.
 
     It must have the fields ``needed``, and may have unknown ones of other versions of pqcache.
     """
@@ -198,7 +198,7 @@ def _has_source(record: Mapping[str, Any]) -> bool:
 
 
 def unrecorded(cache: CacheDirectory, records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Make an ``interrupted`` record, by its manifest, of each snapshot missing in ``records``."""
+    """Make an ``interrupted`` record, from the manifest, for each snapshot missing in ``records``."""
     known = {record.get("snapshot") for record in records}
     found = []
     for snapshot in cache.snapshots():

@@ -1,11 +1,11 @@
 """Answers requests about caches over HTTP; docs/serve.md describes the requests.
 
 aiohttp reads the requests on one thread. Each is answered on another, which waits for the disk and, in `sendfile`, for
-the client: so files cost the interpreter a few calls each, and no client waits for another. A request names a cache, a
-snapshot and a file of its manifest, so no path of a request ever becomes a path of the file system.
+the client: so each file costs the interpreter only a few calls, and no client waits for another. A request names a
+cache, a snapshot and a file of its manifest, so a requested path is never used as a path of the file system.
 
-A snapshot is leased from the first request about it to some time after the last. So it is not removed while a client
-copies it, whatever the cache publishes, and a client that died holds nothing for long.
+A snapshot is leased from the first request for it until some time after the last. So it is not removed while a client
+copies it, and a dead client doesn't hold it for long.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class RequestRefused(Exception):
 
 @dataclass(kw_only=True)
 class LeasedSnapshot:
-    """A snapshot that requests are about.
+    """A snapshot in use by requests.
 
-    ``files`` are those of its manifest, ``manifest_identity`` is that of the manifest's own file. ``users`` are the
+    ``files`` are those of its manifest, ``manifest_identity`` identifies the manifest's own file. ``users`` counts the
     requests in progress, ``last_used`` is when the last one ended.
     """
 
@@ -76,7 +76,9 @@ class LeasedSnapshot:
 
 
 class ServedCache:
-    """The snapshots of one cache; with ``only_public``, as there is no token, files that every user can read."""
+    """The snapshots of one cache; with ``only_public``, for servers without a token, only files that every user can
+    read.
+    """
 
     def __init__(self, cache: CacheDirectory, only_public: bool, lease_seconds: float) -> None:
         self.cache = CacheDirectory(Path(os.path.realpath(cache.path)))
@@ -87,9 +89,9 @@ class ServedCache:
 
     @contextmanager
     def lease(self, name: str | None) -> Iterator[LeasedSnapshot]:
-        """Lease the snapshot of this name, or the current one, until the block ends and some time longer.
+        """Lease the named snapshot, or the current one, until some time after the block.
 
-        RequestRefused says that it is gone, or that there is none.
+        Raises RequestRefused if it is gone.
         """
         with self._lock:
             found = self._leased.get(name) if name is not None else None
@@ -104,9 +106,9 @@ class ServedCache:
                 found.last_used = time.monotonic()
 
     def open_file(self, leased: LeasedSnapshot, path: str, size: int) -> BinaryIO:
-        """Open a snapshot's file; RequestRefused if it is private, or not as the manifest has it.
+        """Open a snapshot's file; raises RequestRefused if it is private, or differs from the manifest.
 
-        Nothing but a regular file at this very place is opened, whatever links there are on the way.
+        Only a regular file is opened, and links are not followed.
         """
         name = _name_of(leased, path)
         try:
@@ -236,10 +238,10 @@ class Counts:
 
 
 class HttpServer:
-    """Serves caches, by their names, on a listening socket until ``close``; with a ``token``, to those who send it.
+    """Serves caches by name on a listening socket until ``close``; with a ``token``, only to clients that send it.
 
-    A client that is sent something may take nothing, or fewer than 1,000 bytes a second, for ``stall_seconds``, and
-    ask for nothing for ``idle_seconds``.
+    A client is disconnected after receiving nothing, or fewer than 1,000 bytes a second, for ``stall_seconds``, or
+    requesting nothing for ``idle_seconds``.
     """
 
     def __init__(
@@ -326,7 +328,7 @@ class HttpServer:
         return response
 
     def _check_client(self, request: web.BaseRequest) -> None:
-        """Raise RequestRefused unless the client has the token, or names this machine."""
+        """Raise RequestRefused unless the client has the token, or the Host header names this machine."""
         if self._token:
             kind, _, given = request.headers.get("Authorization", "").partition(" ")
             if kind.lower() != "bearer" or not is_same_token(given.strip(), self._token):
@@ -341,7 +343,7 @@ class HttpServer:
             raise RequestRefused(405, "only reading is possible", {"Allow": "GET, HEAD"})
 
     def _find(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Respond to a request; a file has been sent by then."""
+        """Respond to a request; a file is sent before this returns."""
         name, *rest = (unquote(segment) for segment in request.rel_url.raw_path[1:].split("/"))
         cache = self._caches.get(name)
         if cache is None:
@@ -389,7 +391,7 @@ class HttpServer:
 
 
 class _Connection(web.RequestHandler):
-    """A connection that ends if its client stalls; files are sent beside it, once nothing is left in its buffer."""
+    """A connection that ends if its client stalls; files are sent separately once its buffer is empty."""
 
     def __init__(self, http: web.Server, server: HttpServer, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(
@@ -456,7 +458,7 @@ def _refusal(refused: RequestRefused) -> web.Response:
 
 
 async def _send_head(request: web.BaseRequest, response: web.StreamResponse) -> socket.socket:
-    """Return a copy of the client's socket, which is valid whatever becomes of the connection."""
+    """Send the head; return a copy of the client's socket, which outlives the connection."""
     await response.prepare(request)
     await request.writer.drain()
     if request.transport is None:

@@ -1,4 +1,4 @@
-"""Inspect: describe a dataset, or list its files, row groups, columns, some rows, or what changed between snapshots.
+"""Describes a dataset, or lists its files, row groups, columns, some rows, or the changes between snapshots.
 
 A cache is described by its row-group index, anything else by its footers.
 """
@@ -102,13 +102,12 @@ class Inspection:
     """The contents of a dataset.
 
     ``kind`` is cache, directory or remote. ``over_block`` counts row groups of more compressed bytes than
-    ``block_size``, ``straddling`` those that lie across a block boundary of files on HDFS, or of files in blocks of
-    the size that was asked for, and ``blocks_touched`` the blocks that all row groups lie in; both are None if
-    there are no blocks. ``compression`` maps codecs to bytes. ``under_quarter`` counts row groups of less
-    than a quarter of ``block_size``. ``keys`` are the columns that a cache has a key index of.
-    ``shard`` is the node whose share a cache holds, like ``0/3``, or None for all;
-    ``listing`` is equal for caches that hold shares of the same. ``arriving`` says how much of a first snapshot is
-    there that is not published yet, else it is None.
+    ``block_size``, ``straddling`` those that cross a block boundary (of files on HDFS, or of blocks of the requested
+    size), and ``blocks_touched`` the blocks of all row groups; both are None if there are no blocks. ``compression``
+    maps codecs to bytes. ``under_quarter`` counts row groups of less than a quarter of ``block_size``. ``keys`` are the
+    columns of a cache with a key index. ``shard`` is the share that a cache holds, like ``0/3``, or None for all;
+    ``listing`` is equal for caches with shares of the same listing. ``arriving`` says how much of an unpublished first
+    snapshot has arrived, else it is None.
     """
 
     target: str
@@ -148,7 +147,8 @@ def inspect(
 ) -> Inspection:
     """Describe a cache, a local directory or file, or a remote dataset.
 
-    Of a cache the index is read, of anything else only the footers. ``as_files`` and ``all_files`` are not for a cache.
+    For a cache the index is read, for anything else only the footers. ``as_files`` and ``all_files`` don't apply to a
+    cache.
 
     Args:
         target: a cache, a directory, a file or a URL.
@@ -184,7 +184,7 @@ def inspect(
 def _opened(
     text: str, store: Mapping[str, str], rules: FileRules, candidate: bool, on_event: OnEvent
 ) -> Iterator[tuple[Source, list[SourceFile]]]:
-    """Yield a source that is not a cache, and its files in the order of their paths."""
+    """Yield a source that is not a cache, and its files in path order."""
     if candidate:
         raise UsageError("--candidate", f"{redact(text)} is not a pqcache", "name a cache")
     source = open_table(text, OpenOptions(store=store, as_files=rules.as_files))
@@ -292,7 +292,7 @@ def _spread(groups: npt.NDArray[np.int64]) -> dict[str, int]:
 
 
 def _histogram(groups: npt.NDArray[np.int64], block_size: int) -> tuple[HistogramBar, ...]:
-    """Bars at eighths of the block size and two above it; a full block counts as not above."""
+    """Bars at eighths of the block size and two above it; a full block is not above it."""
     edges = [block_size * i // 8 for i in range(9)] + [2 * block_size]
     edges.append(max(edges[-1], int(groups.max(initial=0))) + 1)
     edges = [edge + 1 if i >= 1 else edge for i, edge in enumerate(edges)]
@@ -394,10 +394,10 @@ def _sum(known: Mapping[str, pa.ChunkedArray], column: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class ArrivalProgress:
-    """How much of a snapshot is there: bytes, complete files, and row groups.
+    """How much of a snapshot has arrived: bytes, complete files, and row groups.
 
-    ``changed`` counts files that are not at the source any more as they were listed. ``run`` is the process that
-    fetches it, like ``process 12 of alice``; empty if none does. ``abandoned`` says that nothing more will come.
+    ``changed`` counts files that have changed at the source since they were listed. ``run`` is the process that fetches
+    it, like ``process 12 of alice``; empty if there is none. ``abandoned`` says that nothing more will arrive.
     """
 
     bytes: int
@@ -464,7 +464,7 @@ class FileView:
 
 @dataclass(frozen=True, kw_only=True)
 class RowGroupView:
-    """One row group: where it is, its rows, and its bytes on disk and decompressed."""
+    """One row group: its location, its rows, and its bytes on disk and decompressed."""
 
     path: str
     row_group: int
@@ -478,8 +478,8 @@ class RowGroupView:
 class Difference:
     """The difference between two snapshots, ``old`` and ``new`` by ID: files by path, and rows and bytes of either.
 
-    ``partitions`` has the numbers of added and removed rows. Where a partition has both new source files and other ones
-    no longer, all rows of files that were written anew count.
+    ``partitions`` has the numbers of added and removed rows. In a partition that both gained and lost source files, all
+    rows of rewritten files count.
     """
 
     old: str
@@ -500,7 +500,7 @@ class Difference:
 class InspectedDataset:
     """A dataset: its index, the bytes of each file, and its directory if that is on this machine.
 
-    ``arriving`` says that not all bytes need be there.
+    ``arriving`` says that bytes may be missing.
     """
 
     index: Index
@@ -517,7 +517,7 @@ def open_inspected_dataset(
     rules: FileRules | None = None,
     candidate: bool = False,
 ) -> InspectedDataset:
-    """Open a cache, a directory, a file or a URL; of anything but a cache the footers are read.
+    """Open a cache, a directory, a file or a URL; for anything but a cache, the footers are read.
 
     Raises as ``inspect`` does.
     """
@@ -618,7 +618,7 @@ def _rows(path: Path, batch: int) -> Iterator[dict[str, Any]]:
 
 
 def plain_value(value: pa.Scalar) -> Any:
-    """Convert to Python, also times and texts that Python's types cannot hold."""
+    """Convert to Python, including times and texts that Python's types cannot represent."""
     try:
         return value.as_py()
     except (ValueError, OverflowError):
@@ -626,7 +626,7 @@ def plain_value(value: pa.Scalar) -> Any:
 
 
 def _described(value: pa.Scalar) -> Any:
-    """Numbers for values that Python cannot hold, and texts with replacement characters."""
+    """Numbers for values that Python cannot represent, and texts with replacement characters."""
     kind = value.type
     if isinstance(kind, pa.BaseExtensionType) or pa.types.is_dictionary(kind):
         return plain_value(value.value)
@@ -642,7 +642,7 @@ def _described(value: pa.Scalar) -> Any:
 
 
 def readable(value: Any, items: int = 8, characters: int = 200) -> Any:
-    """Return a value as JSON can have it: binary as kind and size, long lists and strings cut off.
+    """Convert a value for JSON: binary becomes kind and size, long lists and strings are cut off.
 
     >>> readable({"image": b"\\xff\\xd8\\xff" + bytes(4093), "tokens": list(range(12))})
     {'image': '<JPEG, 4 KB>', 'tokens': [0, 1, 2, 3, 4, 5, 6, 7, '… 4 more']}
@@ -661,7 +661,7 @@ def readable(value: Any, items: int = 8, characters: int = 200) -> Any:
 
 
 def difference(target: str | os.PathLike[str], old: str, new: str) -> Difference:
-    """Compare two snapshots of a cache; raises CacheError if one is not kept."""
+    """Compare two snapshots of a cache; raises CacheError if one is gone."""
     cache = CacheDirectory.open(target)
     snapshots = cache.snapshot(old), cache.snapshot(new)
     before, after = ({entry.path: entry for entry in snapshot.manifest().files} for snapshot in snapshots)
@@ -684,7 +684,7 @@ def difference(target: str | os.PathLike[str], old: str, new: str) -> Difference
 
 
 def _rows_moved(before: Sequence[FileEntry], after: Sequence[FileEntry]) -> tuple[int, int]:
-    """Rows added to and removed from a partition, from its old entries that are gone and those that are new."""
+    """Rows added to and removed from a partition, given its entries that are gone and those that are new."""
     removed, added = (sum(entry.rows for entry in entries) for entries in (before, after))
     was, now = ({file for entry in entries for file in entry.sources} for entries in (before, after))
     if was <= now or now <= was:  # what both have was only written in another way

@@ -326,7 +326,7 @@ class SelectedRows:
 
     @property
     def fingerprint(self) -> str:
-        """A text that stands for these rows."""
+        """A text that identifies these rows."""
         digest = hashlib.blake2b(digest_size=8)
         for part in (self.groups, self.offsets, self.rows):
             digest.update(part.tobytes())
@@ -352,7 +352,7 @@ class SelectedRows:
 
 @dataclass(frozen=True, kw_only=True)
 class KeyRun:
-    """A file of the sorted keys of ``rows`` rows, ``keys`` of which have one.
+    """A file with the sorted keys of ``rows`` rows, ``keys`` of which aren't null.
 
     Keys lie between ``low`` and ``high`` (as numbers), which are None for hashed keys. ``wide`` runs have a second word
     for each key, which doesn't fit into the first one beside the row number.

@@ -1,6 +1,6 @@
-"""The manifest: the files of a snapshot, and the source files that each of them is made from.
+"""The manifest: the files of a snapshot, and the source files each was made from.
 
-By its summary, ``_pqcache/summary.json``, a sync sees that nothing has changed without reading the manifest. If the
+The summary, ``_pqcache/summary.json``, tells a sync that nothing has changed without reading the manifest. If the
 summary is missing, damaged, or doesn't match the present files, the manifest is compared file by file.
 
 Plain values; ``manifest_file.py`` reads and writes a manifest with pyarrow, which a sync with nothing to do does not
@@ -32,7 +32,7 @@ def committed_tag(digest: str, shaped: bool) -> str:
     """The tag of a file named in a table's log; no ETag begins like it.
 
     ``digest`` is that of its URL and its shape in the table. ``shaped`` says that the table changes rows or columns, so
-    that a copy has other bytes than the file.
+    a copy's bytes differ from the file's.
     """
     return f"{_SHAPED if shaped else _COMMITTED}{digest}"
 
@@ -174,7 +174,7 @@ class SnapshotMetadata:
     Attributes:
         source: the URL of the source, without secrets.
         where: the condition for its rows, None for all.
-        shard: the node whose share it is, like ``0/3``; None for the whole source.
+        shard: its share of the source, like ``0/3``; None for the whole source.
         listing: the digest of the files divided among nodes; equal digests mean that nodes divided the same files.
         table: the version of the source if it is a table; None for a directory of files.
     """

@@ -107,7 +107,7 @@ class Index:
     def path_values(self) -> pa.Table:
         """One row per file, with the values in paths of columns that some files contain; null if a path has none.
 
-        A table looks so after a change of its partitioning. The value in the path wins, as for all partitions.
+        This happens if a table's partitioning has changed. As for all partitions, the value in the path wins.
         """
         names = self._partitions.column_names
         mixed = [name for name in names if name in self.data_schema.names and self._is_mixed(name)]

@@ -1,4 +1,4 @@
-"""Serve: caches of this machine as sources for other machines, read-only, over HTTP."""
+"""Serves caches of this machine as sources for other machines, read-only, over HTTP."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def serve(caches: Sequence[str | os.PathLike[str]], **given: Unpack[ServeArgumen
     """Return a running server of the current snapshots of ``caches``, on threads of this process.
 
     Each cache is served by the name of its directory, to other runs of pqcache: ``pqcache+http://HOST:PORT/NAME`` is a
-    source. Nothing but the files of its manifests is. A snapshot that a client copies is leased.
+    source. Only files in its manifests are served. A snapshot being copied by a client is leased.
 
     Args:
         caches: directories of caches, of different names.
@@ -44,7 +44,7 @@ def serve(caches: Sequence[str | os.PathLike[str]], **given: Unpack[ServeArgumen
     >>> report.added, report.rows
     (6, 600)
 
-    Needs the extra ``serve``. Raises UsageError, CacheError, or PqcacheError if the address cannot be listened on.
+    Needs the extra ``serve``. Raises UsageError, CacheError, or PqcacheError if the server can't listen on the address.
     """
     options = all_values(given, *COMMANDS["serve"])
     token, address = read_token(options.token_file), (options.bind, options.port)
@@ -58,7 +58,7 @@ class CacheServer:
         urls: sources for clients on this machine, by the names of the caches.
         address: where it listens.
         has_token: whether clients need a token.
-        counts: requests and bytes until now.
+        counts: requests and bytes so far.
     """
 
     def __init__(
@@ -115,12 +115,12 @@ class CacheServer:
         self._http.wait()
 
     def close(self) -> None:
-        """End all connections and leases, within a few seconds."""
+        """End all connections and leases within a few seconds."""
         self._http.close()
         self._close_caches()
 
     def close_in_child(self) -> None:
-        """Close a forked child's copies: clients would wait for a listener that nobody accepts from."""
+        """Close a forked child's copies, because clients would wait for a listener that never accepts."""
         self._listener.close()
         for cache in self._caches.values():
             cache.close_leases()
@@ -141,7 +141,7 @@ class CacheServer:
 def _served(
     caches: Sequence[str | os.PathLike[str]], only_public: bool, lease_seconds: float
 ) -> Mapping[str, ServedCache]:
-    """Caches by name; CacheError for a path that is none, UsageError if two have one name."""
+    """Caches by name; raises CacheError for a path that isn't a cache, UsageError if two share a name."""
     from pqcache.store.http_server import ServedCache
 
     found: dict[str, ServedCache] = {}
@@ -186,7 +186,7 @@ def _listen(family: int, address: tuple[str, int]) -> socket.socket:
 
 
 def _host_of(address: str) -> str:
-    """The host to show in URLs; this machine's name if all addresses are listened on."""
+    """The host to show in URLs; this machine's name if the server listens on all addresses."""
     if ipaddress.ip_address(address.partition("%")[0]).is_unspecified:
         return socket.gethostname()
     return f"[{address}]" if ":" in address else address

@@ -1,7 +1,7 @@
 """Snapshots, the immutable versions of a dataset, and the leases and pins that protect them from removal.
 
 ``snapshots.json``, written as a whole under the cache's lock, has the pinned snapshots, those left by a rollback, and
-whether the cache is held. By `read_summary` and `digest_of_held` a sync sees whether a snapshot matches its source.
+whether the cache is held. A sync uses `read_summary` and `digest_of_held` to see whether a snapshot matches its source.
 """
 
 from __future__ import annotations

@@ -34,11 +34,12 @@ class SnapshotView:
         candidate: whether it waits to be published.
         pinned: whether it is kept until it is unpinned.
         name: the name of the pin, or None.
-        leases: the number of readers that hold it, as far as this machine knows; None on a file system without locks.
+        leases: the number of readers that hold it, as far as known on this machine; None on a file system without
+            locks.
         files, rows, bytes: its content; None if its manifest is damaged.
         version: the version of the Delta or Iceberg table that it was made from, or None.
         damage: why nothing else is known of it, or None.
-        own_bytes: bytes on disk that only it uses, and its removal frees.
+        own_bytes: bytes on disk that only it uses, freed by its removal.
         replaced_bytes: bytes on disk that the next snapshot no longer uses; None for the last, or if the next is gone.
     """
 

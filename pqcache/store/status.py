@@ -49,18 +49,18 @@ class CacheStatus:
         synced: when the source was last listed and found equal to the cache.
         as_of: the time from which its age counts: ``synced``, or an earlier time for partitions in ``skipped``.
         age: seconds since ``as_of``.
-        reasons: why the cache may differ from its source; empty if its last sync found or made them equal.
+        reasons: why the cache may differ from its source; empty if the last sync found or made them equal.
         last_run: the end of the last sync.
         last_result: done, failed, refused, or interrupted.
         last_error: the error of the last sync.
-        failing_since: the end of the first sync in the present series of failures.
-        skipped: the partitions that ``skip_bad`` left out or old in the current snapshot.
+        failing_since: the end of the first sync in the current series of failures.
+        skipped: the partitions that ``skip_bad`` left out of the current snapshot, or kept in an old version.
         held: since when the cache is held, and ``by`` whom; else None.
         candidate: the snapshot waiting to be published.
         running: the run at work: its ``command``, when it ``began``, and its ``phase``.
         leased: the snapshots held by readers.
         next_due: when the next sync is due, by the usual interval.
-        stale: whether the newest file is older than a rule ``freshness`` allows.
+        stale: whether the newest file is older than a ``freshness`` rule allows.
         error: why the cache, or its section in ``pqcache.toml``, can't be read; else None.
     """
 
@@ -103,7 +103,7 @@ class StatusReport:
     def raise_if_older(self, max_age: str | float) -> None:
         """Raise PqcacheError if the data of a cache is older than ``max_age``, missing or unreadable.
 
-        Also raises it if a rule ``freshness`` isn't met.
+        Also raises it for an unmet ``freshness`` rule.
         """
         limit, stale = parse_duration(max_age), []
         for found in self.caches:
@@ -244,7 +244,7 @@ def _ages(records: Sequence[Mapping[str, Any]]) -> tuple[dict[str, _Age], bool]:
     """The age of each snapshot in a history, and whether no sync was done since the last rollback.
 
     Only a completed sync resets the age: a sync killed after publishing didn't record its skipped partitions, and other
-    commands don't look at the source.
+    commands don't list the source.
     """
     ages: dict[str, _Age] = {}
     current, waiting, is_rolled_back = "", "", False  # waiting: the candidate, from which a run starts

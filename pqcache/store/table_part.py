@@ -1,21 +1,21 @@
-"""Which part of a table a cache takes: its newest partitions, or one of several nodes' shares.
+"""Selects the part of a table that a cache takes: its newest partitions, or one node's share.
 
-Newest: partitions compare column by column from the outermost. A null, or a column that a path lacks, is older than any
-value, numbers compare by value (``9`` before ``10``, ``08`` before ``9``, ``9.50`` before ``10.50``) and are older than
-all other text, which compares by its characters, but for a ``Z`` at the end of a time, which is older than a fraction
-of a second. So which of two is newer never depends on what other values there are. Directories of equal values are one
-partition, ``dt=1`` and ``dt=01`` among them.
+Newest: partitions are compared column by column from the outermost. A null, or a column missing from a path, is older
+than any value. Numbers are compared by value (``9`` before ``10``, ``08`` before ``9``, ``9.50`` before ``10.50``) and
+are older than all other text, which is compared by characters, except that a ``Z`` at the end of a time is older than a
+fraction of a second. So the order of two partitions never depends on other values. Directories with equal values, such
+as ``dt=1`` and ``dt=01``, are one partition.
 
-Shares: each node works them out from the listing alone. Partitions are laid side by side in the order of a hash of
-their names, each with its files in path order, and this line of bytes is cut into equal parts. A file belongs to the
-part with its middle; a partition much smaller than a part is not cut, and belongs where its middle lies.
+Shares: each node computes them from the listing alone. Partitions are lined up in the order of a hash of their names,
+each with its files in path order, and this line of bytes is cut into equal parts. A file belongs to the part that
+contains its middle; so does a partition much smaller than a part, which is not cut.
 
 - A part differs from the mean by at most the largest file, or 1/32 of the mean if that is more.
-- If ``b`` bytes come, go or change, each of the n - 1 cuts moves by less than that, all of them together by at
-  most (n - 1) / 2 times ``b``. Only the files that they pass change nodes, however large the dataset.
+- If ``b`` bytes are added, removed or changed, each of the n - 1 cuts moves by less than that, and all together by
+  at most (n - 1) / 2 times ``b``. Only the files that they pass change nodes, however large the dataset.
 
-In path order the cuts would move as far too, but a window of days that moves on would push all of them the same
-way each night, and a node would hold days that lie next to each other.
+In path order the cuts would move equally far, but a sliding window of days would push all of them the same way each
+night, and a node would hold adjacent days.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ class Newest:
 
 @dataclass(frozen=True, kw_only=True)
 class FreeSpace:
-    """Disk space of a cache for the newest partitions, if each byte at the source takes one there.
+    """Disk space of a cache for the newest partitions, assuming that they are as large as at the source.
 
-    ``held`` is the size of the partitions that the cache holds, which need no more. ``free`` counts with it what will
-    be free when older snapshots are removed; the cache keeps ``keep`` snapshots in all. A tenth of both is
-    left free, and no less than what is used until then: by a new partition, with ``rewrites`` twice, and by those that
-    were left out lately. Partitions older than all held ones are added only while another tenth is free, so none comes
-    and goes as the free space varies. The newest partition is always allowed; `check_space` refuses it.
+    ``held`` is the size of the partitions in the cache, which need no more space. ``free`` includes the space that will
+    be freed by removing older snapshots; the cache keeps ``keep`` snapshots in all. A tenth of both is left free, or
+    the space used in the meantime if that is more: by a new partition, twice with ``rewrites``, and by those left out
+    lately. Partitions older than all held ones are added only while another tenth is free, so that none comes and goes
+    as the free space varies. The newest partition is always allowed; `check_space` may refuse it.
     """
 
     free: int
@@ -92,7 +92,7 @@ class Taken:
 
 @dataclass(frozen=True)
 class NewestPartitions:
-    """How many of the ``listed`` partitions are taken, and the directories of all others, which are ``outside``."""
+    """The numbers of ``listed`` and taken partitions, and the directories ``outside`` these."""
 
     taken: int
     listed: int
@@ -133,11 +133,11 @@ def newest_partitions(
 ) -> NewestPartitions:
     """Choose the newest partitions that ``limit`` allows, from directories with their ``sizes`` in bytes.
 
-    The first partition that is too much ends the selection: no older one takes its place. Directories with the same
-    values are one partition. A partition whose directories are all in ``waiting`` leaves none out, and is outside where
-    it would be too much. ``held`` are the directories that the cache holds.
+    The first partition that exceeds the limit ends the selection: no older one takes its place. Directories with the
+    same values are one partition. A partition whose directories are all in ``waiting`` displaces no other, and is
+    outside if it exceeds the limit. ``held`` are the directories in the cache.
 
-    Raises UsageError where no directory has partition values, and where the newest partition alone is too much.
+    Raises UsageError if no directory has partition values, or if the newest partition alone exceeds the limit.
     """
     names = dict.fromkeys(name for directory in sorted(sizes) for name in partition_values(directory))
     if not names:
@@ -211,7 +211,7 @@ def parse_shard(text: str) -> Shard:
 
 
 def owners(files: Iterable[SourceFile], nodes: int) -> dict[str, int]:
-    """Node of each path: the same for the same paths and sizes, in whatever order."""
+    """The node of each path: the same for the same paths and sizes, in any order."""
     line = sorted((_place(parent(file.path)), file.path, file.identity.size) for file in files)
     total = sum(size for _, _, size in line)
     found: dict[str, int] = {}
@@ -232,15 +232,15 @@ def owners(files: Iterable[SourceFile], nodes: int) -> dict[str, int]:
 
 
 def whole(directories: Iterable[str], shard: Shard) -> set[str]:
-    """Partitions of a share that no other node can have files of: they are not at its ends."""
+    """Partitions of a share without files on other nodes: those not at its ends."""
     line = sorted(directories, key=_place)
     return set(line[shard.node > 0 : len(line) - (shard.node < shard.nodes - 1)])
 
 
 def listing_digest(files: Sequence[SourceFile], taken: Iterable[str], nodes: int, what: str) -> str:
-    """Digest by which nodes know that they have shared the same listing.
+    """A digest that tells nodes whether they divided the same listing.
 
-    ``taken`` are the paths that do not wait for a marker or to settle, ``what`` names the columns and rows.
+    ``taken`` are the paths that do not wait for a marker or to settle, ``what`` identifies the columns and rows.
     """
     ready = set(taken)
     digest = hashlib.blake2b(f"{nodes}\0{what}".encode(), digest_size=8)

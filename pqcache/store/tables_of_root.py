@@ -81,12 +81,11 @@ def _caches(directory: Path, depth: int) -> Iterator[Path]:
 
 
 def named_place(word: str, may_be_new: bool = False) -> str:
-    """The path meant by a word of the command line.
+    """The path denoted by a word of the command line.
 
-    It is a path if it has a ``/`` or begins with ``.`` or ``~``. Else, if ``PQCACHE_ROOT`` is set, it is the name of a
-    cache below that directory, which must exist unless ``may_be_new``.
-
-    Raises UsageError for an unknown name, or one that could also be meant as a path.
+    It is a path if it has a ``/`` or begins with ``.`` or ``~``. Otherwise, if ``PQCACHE_ROOT`` is set, it is the name
+    of a cache below that directory, which must exist unless ``may_be_new``. Raises UsageError for an unknown name, or
+    one that could also be a path.
     """
     if "/" in word or word[:1] in ("", ".", "~") or not os.environ.get(ROOT):
         return word

@@ -1,4 +1,4 @@
-"""Checks that a cache is as it was published, and repairs it by downloading or making damaged files again.
+"""Checks that a cache is as it was published, and repairs it by downloading or rebuilding damaged files.
 
 Processes of ``file_checks.py`` read files that may be damaged; a process that dies or hangs is a finding.
 """
@@ -107,7 +107,7 @@ class Damage:
 class VerifyReport:
     """The findings in a snapshot of ``files`` files with ``rows`` rows and ``bytes`` bytes.
 
-    ``damage`` is empty if all is well. ``changed`` lists files that differ between cache and source (None without
+    ``damage`` is empty if there is none. ``changed`` lists files that differ between cache and source (None without
     ``source``). ``unread`` maps columns that the second engine couldn't read to the reason. ``repaired`` is the new
     snapshot, if one was made; then ``damage`` was found in the old one, and ``left`` in the new one. ``skipped`` are
     the partitions that the last sync couldn't take, as in `SyncReport`.
@@ -390,7 +390,7 @@ def _repair(
 def _check_unchanged(cache: CacheDirectory, manifest: Manifest, entries: Sequence[FileEntry]) -> None:
     """Raise SourceIncomplete if a file of ``entries`` has another version than in ``manifest``.
 
-    The snapshot would mix two moments of the source.
+    Otherwise the snapshot would mix two states of the source.
     """
     held = {file.path: file.identity for entry in manifest.files for file in entry.sources}
     for file in (file for entry in entries for file in entry.sources):
@@ -412,8 +412,8 @@ def _changes_at_source(
     """List the source files that a sync would download or drop now, by their identities.
 
     If ``options.compare`` is ``content``, files with other content count too. Raises UsageError if contents can't be
-    compared, as files were rewritten or have some columns or rows only, and CacheError if other users can change the
-    cache: they could have it contact another source.
+    compared because files were rewritten or have only some columns or rows, and CacheError if other users can change
+    the cache, as they could point it to another source.
     """
     check_ownership(cache.path)
     config, comparison = read_config(cache.path), Comparison()
@@ -542,9 +542,9 @@ def ask_all(
     on_answer: Callable[[Request, Answer], None],
     on_end: Callable[[Request], None],
 ) -> None:
-    """Put all requests to several processes; the callbacks are called on as many threads.
+    """Send all requests to several processes; the callbacks are called on as many threads.
 
-    If a request with several ``files``, which are requests themselves, isn't answered by ``WELL``, each is put alone.
+    If a request with several ``files``, which are requests themselves, isn't answered by ``WELL``, each is sent alone.
     """
     idle: queue.SimpleQueue[Checker] = queue.SimpleQueue()
     for checker in checkers:

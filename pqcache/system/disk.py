@@ -1,7 +1,7 @@
 """Files on a local disk: operations for atomic publishing and direct I/O, checksums, and what is mounted.
 
 All operations raise OSError. Checksums are XXH3 with 64 bits: they guard against accidents, not attackers, and are much
-faster than CRC-32 and cryptographic hashes, so that every download can afford one.
+faster than CRC-32 and cryptographic hashes, so every download can have one.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _not_regular(path: str | Path) -> OSError:
 
 
 def real_path(descriptor: int, name: str) -> str:
-    """The path, without links, of what was opened as ``name``; that of ``name`` if the system does not say."""
+    """The path, without links, of the file opened as ``name``; ``name`` itself if the system doesn't tell."""
     found = os.path.realpath(f"/dev/fd/{descriptor}")
     return os.path.realpath(name) if found.startswith("/dev/fd/") else found
 
@@ -180,7 +180,7 @@ def _temporary(path: Path, scratch: Path) -> Path:
 
 
 def remove_tree(root: Path) -> None:
-    """Remove a directory, read-only directories included; one that is not there is skipped. No link is followed."""
+    """Remove a directory, including read-only ones, if it exists. Links are not followed."""
     if root.is_symlink():
         root.unlink()
         return
@@ -194,7 +194,7 @@ def remove_tree(root: Path) -> None:
 
 
 def discard(directory: Path) -> None:
-    """Rename, then remove, so that a run that still uses it fails cleanly."""
+    """Rename, then remove a directory, so that a run still using it fails cleanly."""
     trash = directory.with_name(f"removed-{os.urandom(8).hex()}")
     directory.rename(trash)
     remove_tree(trash)
@@ -203,7 +203,7 @@ def discard(directory: Path) -> None:
 def _remove_writable(root: Path, path: Path, is_directory: bool) -> None:
     """Remove a file or an empty directory of the tree ``root``, after its directory was made writable.
 
-    A directory on the way may belong to another user, who replaces it by a link meanwhile: that raises OSError.
+    Raises OSError if another user, who owns a directory on the way, replaces it by a link meanwhile.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     parts = () if path == root else path.parent.relative_to(root).parts
@@ -220,7 +220,9 @@ def _remove_writable(root: Path, path: Path, is_directory: bool) -> None:
 
 
 def allocated(*roots: Path) -> dict[tuple[int, int], tuple[int, bool]]:
-    """Bytes on disk of ``roots`` and all below them, by device and inode, and whether no link to it is elsewhere."""
+    """Bytes on disk of ``roots`` and everything below them, by device and inode, and whether all links to it are
+    inside.
+    """
     sizes: dict[tuple[int, int], int] = {}
     links: dict[tuple[int, int], int] = {}  # that are elsewhere
     for root in roots:
@@ -235,12 +237,12 @@ def allocated(*roots: Path) -> dict[tuple[int, int], tuple[int, bool]]:
 
 
 def freed_bytes(*roots: Path) -> int:
-    """Bytes that are freed by removing ``roots``: files that are also linked from elsewhere free nothing."""
+    """Bytes freed by removing ``roots``: files that are also linked from elsewhere free nothing."""
     return sum(size for size, is_alone in allocated(*roots).values() if is_alone)
 
 
 def tree_size(root: Path) -> int:
-    """Bytes of all files below ``root``; files that are removed meanwhile do not count."""
+    """Bytes of all files below ``root``; files removed meanwhile do not count."""
     total = 0
     for directory, _, names in os.walk(root):
         for name in names:
@@ -257,9 +259,9 @@ def enable_direct_io(descriptor: int) -> bool:
 def write_at(descriptor: int, data: memoryview, offset: int, direct: bool) -> None:
     """Write ``data`` at ``offset``, with ``direct`` past the page cache.
 
-    For that ``enable_direct_io`` has returned True, and memory and offset are aligned to DIRECT_IO_BLOCK. Only the last
-    write to a file may have another length; its remainder goes through the page cache. So does all of a write that the
-    file system refuses.
+    ``direct`` requires that ``enable_direct_io`` returned True, and that memory and offset are aligned to
+    DIRECT_IO_BLOCK. Only the last write to a file may have another length; its remainder goes through the page cache.
+    So does a whole write that the file system refuses.
     """
     aligned = len(data) // DIRECT_IO_BLOCK * DIRECT_IO_BLOCK if direct else 0
     try:
@@ -292,16 +294,16 @@ def _write(descriptor: int, data: memoryview, offset: int) -> None:
 
 
 def _log(message: str, *values: object) -> None:
-    """Say why a fast path was not taken."""
+    """Log why a fast path was not taken."""
     import logging  # here, as every command imports this module first
 
     logging.getLogger("pqcache.system").debug(message, *values)
 
 
 def has_stable_inodes(path: str) -> bool:
-    """Return whether inode numbers and ctimes are constant on the file system of ``path`` while its files are.
+    """Whether unchanged files keep their inode numbers and ctimes on the file system of ``path``.
 
-    They do on local file systems. Network and FUSE file systems may make them up; an unknown one counts as such.
+    They do on local file systems. Network and FUSE file systems may make them up; an unknown one is treated like these.
     """
     return file_system_type(path) in _LOCAL
 
@@ -323,7 +325,7 @@ def has_lasting_inodes(device: int) -> bool:
 
 
 def _mounts() -> list[tuple[str, str, str]]:
-    """Device, mount point and type of each mount, in order; none if /proc does not say."""
+    """Device, mount point and type of each mount, in order; none if /proc is unavailable."""
     found = []
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
@@ -338,7 +340,7 @@ def _mounts() -> list[tuple[str, str, str]]:
 
 
 def new_checksum() -> Checksum:
-    """A checksum of no bytes yet; ``update`` adds some."""
+    """A checksum of no bytes; ``update`` adds some."""
     return Checksum()
 
 

@@ -1,4 +1,4 @@
-"""Locks of files, which the kernel releases when their process ends; on NFS, and on systems without any."""
+"""File locks, which the kernel releases when their process ends, also for NFS and for systems without locks."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def unlock(descriptor: int) -> None:
 def lock_as_writer(descriptor: int) -> bool | None:
     """Lock a file that is open for writing, until it is closed or unlocked; return as `try_lock` does.
 
-    Those who may only read the file cannot take this lock. Where the system does not know such locks, it is an
-    exclusive one of `try_lock`, which they can.
+    Users with only read permission cannot take this lock. On systems without such locks it is an exclusive lock of
+    `try_lock`, which they can take.
     """
     if sys.platform == "linux":
         try:
@@ -88,7 +88,7 @@ def has_writer(descriptor: int) -> bool:
 
 
 def open_to_lock(path: Path) -> int:
-    """Open a file for writing, which an exclusive lock on NFS needs, or for reading if this user may not write it."""
+    """Open a file for writing, which an exclusive lock on NFS requires, or for reading without write permission."""
     flags = os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         return os.open(path, os.O_RDWR | flags)
@@ -99,7 +99,7 @@ def open_to_lock(path: Path) -> int:
 
 
 def lock_holder(descriptor: int) -> str:
-    """Who holds the lock of an open file, like ``process 12 of alice``; empty if the system does not say."""
+    """The holder of an open file's lock, like ``process 12 of alice``; empty if unknown."""
     status = os.fstat(descriptor)
     place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     with suppress(OSError, ValueError):
@@ -112,9 +112,9 @@ def lock_holder(descriptor: int) -> str:
 
 
 def readers_of(path: Path) -> int | None:
-    """Return how many open files hold the shared lock of a file, as far as this machine knows; None without locks.
+    """The number of open files that hold a file's shared lock, as far as known on this machine; None without locks.
 
-    Where the system does not list its locks, it is 1 if there is any.
+    If the system does not list its locks, it is 1 if there is any.
     """
     try:
         descriptor = open_to_lock(path)
@@ -133,7 +133,7 @@ def readers_of(path: Path) -> int | None:
 
 
 def _listed(place: str) -> int:
-    """Count the locks of a file in a listing. Lines repeat or are missing if others come and go meanwhile."""
+    """Count the locks of a file in a listing. Lines repeat or are missing if locks are taken or released meanwhile."""
     try:
         lines = Path("/proc/locks").read_text().splitlines()
     except OSError:

@@ -1,7 +1,7 @@
-"""Memory that is used again, and numbers that a process shares with those it forks.
+"""Reused memory, and numbers that a process shares with its forks.
 
-The first touch of a fresh page costs more than filling it. An epoch that took new memory for every row group and batch
-would spend much of its time in the kernel.
+The first access to a fresh page costs more than filling it, so an epoch that took new memory for every row group and
+batch would spend much of its time in the kernel.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MOST_SHARED = 1 << 28  # bytes
 
 
 def buffer_size(size: int) -> int:
-    """Return the size of the block for ``size`` bytes, at most an eighth more, so that blocks fit other requests too.
+    """The size of the block for ``size`` bytes, at most an eighth more, so that blocks suit other requests too.
 
     >>> buffer_size(1), buffer_size(5000), buffer_size(1 << 20)
     (4096, 5120, 1048576)
@@ -57,7 +57,7 @@ def _remove_entry(entries: tuple[dict[int, Any], ...], key: int, _: Any) -> None
 
 
 class _Idle(NamedTuple):
-    """A block that was released; those with a smaller ``number`` were released before it."""
+    """A released block; those with a smaller ``number`` were released earlier."""
 
     number: int
     buffer: Buffer
@@ -66,11 +66,11 @@ class _Idle(NamedTuple):
 class BufferPool:
     """Blocks of memory to acquire and release, or to borrow; all methods may be called from any thread.
 
-    Released blocks are kept until the pool is freed. All blocks together are hardly more bytes than were in use at one
-    time: where a new one would make them more, those that were idle for the longest time are freed.
+    Released blocks are kept until the pool is freed. The pool hardly exceeds the most bytes ever in use at once: if a
+    new block would, those idle for the longest time are freed.
 
-    There is no lock: arrays are freed anywhere, also in the middle of ``acquire``, and a fork may come. The operations
-    of a deque are atomic.
+    It needs no lock, as a deque's operations are atomic: arrays may be freed anywhere, even within ``acquire``, and the
+    process may fork.
     """
 
     def __init__(self) -> None:
@@ -114,14 +114,14 @@ class BufferPool:
         return None
 
     def _excess(self, wanted: int) -> int:
-        """By how many bytes the pool would be too large with ``wanted`` more."""
+        """How many bytes too large the pool would be with ``wanted`` more."""
         total = wanted + sum(self._sizes.values())
         idle = sum(size * len(self._free[size]) for size in list(self._free))
         self._peak = max(self._peak, total - idle)
         return total - self._peak - MAX_SLACK
 
     def _free_idle(self, excess: int) -> None:
-        """Free at least ``excess`` bytes of the blocks that were idle for the longest time, as far as there are any."""
+        """Free at least ``excess`` bytes, if available, of the blocks idle for the longest time."""
         while excess > 0:
             with suppress(IndexError):  # another thread took the last one of this size
                 idle = [(blocks[0].number, size) for size in list(self._free) if (blocks := self._free[size])]
@@ -137,7 +137,7 @@ class BufferPool:
         self._free[buffer.nbytes].append(_Idle(next(self._released), buffer))
 
     def borrow(self, size: int) -> Buffer:
-        """An array of ``size`` bytes, which are released when the last array over them is freed."""
+        """An array of ``size`` bytes, which are released with the last array over them."""
         return np.asarray(_Borrowed(self, self.acquire(size), size))
 
 
@@ -166,7 +166,7 @@ def aligned(size: int) -> int:
 
 
 class SharedNumbers:
-    """``length`` numbers for each of ``names``, all 0 at first; whoever writes one has to write the same."""
+    """``length`` numbers for each of ``names``, initially 0; concurrent writers must write the same value."""
 
     def __init__(self, names: Sequence[str], length: int) -> None:
         self.names = {name: position for position, name in enumerate(names)}

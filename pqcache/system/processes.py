@@ -1,7 +1,7 @@
-"""Processes: whether one still runs, its memory and reads, and how this one starts and ends sooner.
+"""Processes: whether one still runs, its memory and reads, and a faster start and end of this one.
 
-A number alone does not name a process, as the system gives the numbers of ended ones to new ones. Most facts are from
-Linux's /proc; elsewhere they are unknown.
+A number alone does not identify a process, as the system reuses numbers. Most facts are from Linux's /proc; elsewhere
+they are unknown.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ProcessIdentity:
     started: str = field(default_factory=lambda: _state(os.getpid())[1])
 
     def is_alive(self) -> bool:
-        """Whether it runs: its number belongs to a process of this user that began when it did and is no zombie."""
+        """Whether it runs: its number belongs to a process of this user with the same start that isn't a zombie."""
         try:
             os.kill(self.number, 0)
         except ProcessLookupError:
@@ -37,7 +37,7 @@ class ProcessIdentity:
         return self.exists()
 
     def exists(self) -> bool:
-        """Return whether it runs, as far as the system says, also if it is another user's."""
+        """Whether it runs, as far as known, even if it is another user's."""
         state, started = _state(self.number)
         return state != "Z" and started == self.started
 
@@ -48,9 +48,9 @@ def is_running(process: int) -> bool:
 
 
 def has_ended(process: int) -> bool:
-    """Return whether a process has ended with all its threads; a child of this one is not waited for.
+    """Whether a process has ended with all its threads; a child of this one is not waited for.
 
-    A process whose first thread alone has ended, as all end one by one after a SIGKILL, is shown as a zombie.
+    After a SIGKILL, threads end one by one, and a process is shown as a zombie once its first thread has ended.
     """
     try:
         return os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
@@ -82,7 +82,7 @@ def cpu_count() -> int:
 
 
 def disk_bytes_of_thread() -> int:
-    """Bytes that were read from disks for this thread, readahead included; 0 if they are not counted."""
+    """Bytes read from disks for this thread, including readahead; 0 if they are not counted."""
     return 0 if _THREAD is None else resource.getrusage(_THREAD).ru_inblock * _BLOCK
 
 
@@ -127,7 +127,7 @@ def boot_id() -> str:
 
 
 def limit_blas_threads() -> None:
-    """Let numpy's BLAS start no threads, which wait in busy loops; call this before numpy is imported."""
+    """Keep numpy's BLAS from starting threads, which wait in busy loops; call this before numpy is imported."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
@@ -137,12 +137,12 @@ def hide_pandas() -> None:
 
 
 def collect_garbage_rarely() -> None:
-    """Let Python look for reference cycles after 200,000 new objects, not 700: imports and listings leave few."""
+    """Let Python collect reference cycles after 200,000 new objects, not 700: imports and listings leave few."""
     gc.set_threshold(200_000)
 
 
 def collect_no_more_garbage() -> None:
-    """Let Python end without a last look for reference cycles; files are closed and threads joined all the same."""
+    """Let Python exit without a last garbage collection; files are still closed and threads joined."""
     gc.freeze()
 
 

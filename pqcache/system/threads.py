@@ -1,4 +1,4 @@
-"""Calls on threads: several at once, and a pool that a process may fork beside, as DataLoader does to start workers.
+"""Calls on threads: several at once, and a pool whose process may fork, as DataLoader does to start workers.
 
 Arrow's allocator, mimalloc, takes a lock when a thread first asks for memory, when that thread ends, and at times in
 between, and does not release it in a child. A child that is forked while another thread holds the lock hangs as soon as
@@ -28,7 +28,7 @@ _of_thread = threading.local()
 
 
 class _Gate:
-    """Which threads run a job, wait to begin one, and wait to fork; by the system's thread ids."""
+    """The threads that run a job, wait to begin one, or wait to fork, by the system's thread ids."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -45,8 +45,8 @@ _interrupted = False  # by Ctrl-C, while a fork waited
 class ForkSafeThreadPool(ThreadPoolExecutor):
     """A thread pool for jobs that use Arrow and do not wait for other threads.
 
-    Jobs of `submit` run on ``at_once`` of the ``count`` threads (None: on all), as each thread keeps some of the
-    memory that Arrow takes there. Those of `submit_first` run on any of them.
+    Jobs of `submit` run on ``at_once`` of the ``count`` threads (None for all), as Arrow's allocator keeps some memory
+    for each thread. Those of `submit_first` run on any of them.
     """
 
     def __init__(self, count: int, at_once: int | None = None) -> None:
@@ -59,7 +59,7 @@ class ForkSafeThreadPool(ThreadPoolExecutor):
         super().__init__(count - self._idle, name, _register, ended)
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Run ``fn`` on a thread; callbacks of the future count as a part of the job."""
+        """Run ``fn`` on a thread; callbacks of the future are part of the job."""
         return self._submit(self._jobs, partial(fn, *args, **kwargs))
 
     def submit_first(self, fn: Callable[[], T]) -> Future[T]:
@@ -69,7 +69,7 @@ class ForkSafeThreadPool(ThreadPoolExecutor):
     def submit_after(self, futures: Sequence[Future[Any]], fn: Callable[[], T]) -> Future[T]:
         """Run ``fn`` as `submit_first` does once all ``futures`` are done, so that no thread waits for them.
 
-        It is cancelled if one of them is, or the pool is shut down before.
+        It is cancelled if one of them is, or if the pool is shut down first.
         """
         result: Future[T] = Future()
         left, lock, jobs = [len(futures)], threading.Lock(), [fn]  # taken out, or futures and jobs hold each other
@@ -107,7 +107,7 @@ class ForkSafeThreadPool(ThreadPoolExecutor):
         return job[0]
 
     def _run_jobs(self, only_first: bool = False) -> None:
-        """Run jobs until there are none: so a thread that finds none has not lost one."""
+        """Run jobs until there are none, so that no job is missed."""
         while self._run_next(only_first):
             pass
 
@@ -136,7 +136,7 @@ class ForkSafeThreadPool(ThreadPoolExecutor):
         return True
 
     def _next_queue(self, only_first: bool) -> deque[Job]:
-        """A thread's next queue, perhaps empty: first jobs are left to idle threads that run no others."""
+        """A thread's next queue, perhaps empty: first jobs are left to idle threads that run no other jobs."""
         return self._first if only_first or len(self._first) > self._idle else self._jobs
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -174,7 +174,7 @@ def pass_on(future: Future[Any], job: Future[Any]) -> None:
 
 @contextmanager
 def letting_forks_go_on() -> Iterator[None]:
-    """Have no fork wait for this thread while the body waits for something; the body does not use Arrow."""
+    """Let forks proceed while the body waits for something; the body must not use Arrow."""
     gate, thread = _gate, threading.get_native_id()
     with gate.changed:
         is_running = thread in gate.running
@@ -193,7 +193,7 @@ def letting_forks_go_on() -> Iterator[None]:
 
 
 def is_shut_down() -> bool:
-    """Whether this is a thread of a pool that is shut down, so that nobody wants its result."""
+    """Whether this is a thread of a pool that is shut down, so that its result is not needed."""
     event = _shutdown.get(threading.get_native_id())
     return event is not None and event.is_set()
 
@@ -270,12 +270,12 @@ if hasattr(os, "register_at_fork"):
 
 
 def stop_with(stop: threading.Event) -> None:
-    """Begin a thread of a pool that ``stop`` ends."""
+    """Begin a thread of a pool that ends with ``stop``."""
     _of_thread.stop = stop
 
 
 def told_to_stop() -> bool:
-    """Whether nobody wants the result of this thread any more, because another one of its pool has failed."""
+    """Whether this thread's result is no longer needed, because another thread of its pool has failed."""
     stop: threading.Event | None = getattr(_of_thread, "stop", None)
     return stop is not None and stop.is_set()
 
@@ -283,7 +283,8 @@ def told_to_stop() -> bool:
 def in_parallel(calls: Sequence[Callable[[], T]], threads: int) -> list[T]:
     """Run calls on threads; return their results in order.
 
-    The first error is raised once all calls that had begun have ended, which retry no more; the others are not begun.
+    After an error no further calls begin and running ones stop retrying; once these have ended, the first error is
+    raised.
     """
     stop = threading.Event()
     with ThreadPoolExecutor(threads, initializer=stop_with, initargs=(stop,)) as pool:

@@ -1,7 +1,7 @@
 """A batch, a dict of columns that knows its position in the epoch, and Ragged, its rows of different lengths.
 
-numpy makes the copies in host memory. torch divides large ones among its threads and waits for all of them, which takes
-many times as long while other processes, such as workers, use the cores.
+Copies in host memory are made with numpy: torch divides large ones among its threads and waits for all of them, which
+takes many times as long while other processes, such as workers, use the cores.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Ragged:
         return iter(self.to_list())
 
     def view(self, item: int) -> Any:
-        """Return item ``item`` as a slice of ``values``, sharing memory, whatever ``kind`` is."""
+        """Return an item as a slice of ``values`` that shares memory, for any ``kind``."""
         ends = self._positions()
         rows = len(ends) - 1
         if not -rows <= item < rows:
@@ -108,7 +108,7 @@ class Ragged:
         return [piece.decode() for piece in pieces] if self.kind == "str" else pieces
 
     def to_padded(self, value: float = 0, length: int | None = None) -> torch.Tensor:
-        """Return a tensor (rows, length, ...) in which short items end in ``value`` and long ones are cut.
+        """Return a tensor (rows, length, ...) with short items padded with ``value`` and long ones cut.
 
         ``length`` None means the longest item's.
         """
@@ -179,7 +179,7 @@ def to_rows(value: Any) -> list[Any]:
 def to_device(value: Any, device: torch.device | str, non_blocking: bool = False) -> Any:
     """Move all tensors, also those inside lists, tuples, dicts and dataclasses, to another device.
 
-    Objects of other classes move themselves if they have ``to``, and are returned as they are if not.
+    Other objects move themselves if they have ``to``, and are returned unchanged otherwise.
     """
 
     def moved(inner: Any) -> Any:
@@ -198,9 +198,9 @@ def _has(value: Any, method: str) -> bool:
 
 
 def change_inside(value: Any, applies: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:
-    """Make a ``change`` to everything inside a value that it ``applies`` to; containers keep their type.
+    """Apply ``change`` to all values in a container for which ``applies`` is true; containers keep their type.
 
-    Containers are mappings, lists, tuples and dataclasses. One that is changed itself is not searched.
+    Containers are mappings, lists, tuples and dataclasses. A changed container is not searched.
     """
     if applies(value):
         return change(value)
@@ -219,7 +219,7 @@ def change_inside(value: Any, applies: Callable[[Any], bool], change: Callable[[
 
 
 def _like(value: Any, content: Any) -> Any:
-    """Put ``content``, a dict or list, into a container of the type of ``value``, as torch's own pinning does."""
+    """Put ``content``, a dict or list, into a container of the same type as ``value``, like torch's own pinning."""
     if type(value) in (dict, list, tuple):
         return type(value)(content)
     try:
@@ -248,7 +248,7 @@ def copy_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def concatenated(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Join the rows of tensors of one type and shape of rows."""
+    """Concatenate the rows of tensors with the same dtype and row shape."""
     arrays = [_array_of(tensor) for tensor in tensors]
     known = [array for array in arrays if array is not None]
     return torch.cat(list(tensors)) if len(known) < len(arrays) else torch.from_numpy(np.concatenate(known))
@@ -291,11 +291,10 @@ CU_SEQLENS = "cu_seqlens"
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """Where in the training a batch belongs; ``index`` is global in the epoch; ``source`` a dataset of a Mix.
+    """A batch's position in the training; ``index`` is global in the epoch, ``source`` is a dataset of a Mix.
 
-    ``dataset`` is the token of the dataset that knows its rows; see ``register``. ``piece`` is the number of rows of
-    the pieces in which row groups are read, or 0 if they are read whole. ``parts`` are the datasets of a joined batch,
-    with their numbers of rows.
+    ``dataset`` is the token of the dataset that knows its rows; see ``register``. ``piece`` is the number of rows per
+    piece, or 0 if row groups are read whole. ``parts`` are the datasets of a joined batch, with their numbers of rows.
     """
 
     epoch: int = 0
@@ -337,19 +336,19 @@ class Batch(dict[str, Any]):
 
     @property
     def source(self) -> str | None:
-        """The name of the dataset that the batch comes from, in a Mix; else None."""
+        """The name of the batch's dataset in a Mix; else None."""
         return self.position.source
 
     @property
     def parts(self) -> dict[str, int]:
-        """In a Mix with ``within_batch``, how many rows are of each dataset, in their order; else empty."""
+        """In a Mix with ``within_batch``, the number of rows from each dataset, in order; else empty."""
         return dict(self.position.parts)
 
     def rows(self) -> RowPlaces:
-        """Return where each row of the batch lies: file, row group, and position in both; see ``rows_of``.
+        """Return the location of each row of the batch: file, row group, and position in both; see ``rows_of``.
 
-        These are the rows that the dataset read, whatever a transform left out or added. Raises UsageError if the
-        dataset is gone.
+        These are the rows that the dataset read, even if a transform left some out or added others. Raises UsageError
+        if the dataset is gone.
         """
         dataset = _known.get(self.position.dataset)
         if dataset is None or has_moved(self.position):
@@ -381,7 +380,7 @@ class Batch(dict[str, Any]):
 
 
 class RowsAt(Protocol):
-    """A dataset that can look up the rows of its batches; they know it by its current ``token``."""
+    """A dataset that can look up the rows of its batches, which refer to it by its current ``token``."""
 
     token: int
 
@@ -390,7 +389,7 @@ class RowsAt(Protocol):
         """The meter of this dataset."""
 
     def rows_at(self, position: Position) -> RowPlaces:
-        """Where the rows of a batch of this dataset lie."""
+        """The location of the rows of one of this dataset's batches."""
 
 
 _known: weakref.WeakValueDictionary[int, RowsAt] = weakref.WeakValueDictionary()
@@ -408,7 +407,7 @@ def register(dataset: RowsAt, token: int = 0) -> int:
 
 
 def has_moved(position: Position) -> bool:
-    """Whether the dataset of a batch has opened another snapshot since."""
+    """Whether the dataset of a batch has since opened another snapshot."""
     dataset = _known.get(position.dataset)
     return dataset is not None and dataset.token != position.dataset
 
@@ -519,7 +518,7 @@ def _joined(column: str, parts: Mapping[str, Any]) -> Any:
 
 
 def _kind(value: Any) -> str:
-    """What columns must have in common to be joined."""
+    """The properties that columns must share to be joined."""
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype)[6:]} {tuple(value.shape[1:])}"
     return f"Ragged of {value.kind}" if isinstance(value, Ragged) else type(value).__name__

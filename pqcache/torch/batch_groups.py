@@ -1,7 +1,6 @@
-"""Batches that are made together, and small ones that a worker sends in one message, which saves its cost for each.
+"""Groups of batches: those made together, and small ones sent in one message, which is cheaper than one message each.
 
-Without a transform, a worker of a Loader leaves it to the trainer to split the columns of such batches, so that fewer
-tensors are pickled.
+Without a transform, a Loader's worker leaves splitting the columns to the trainer, so that fewer tensors are pickled.
 
 Large or slow batches are sent in smaller messages. Workers may send different numbers of batches; the trainer takes
 them in turn. It tells each worker how many of its batches are waiting, so that a fast one does not run far ahead.
@@ -45,7 +44,7 @@ _FIRST = 2  # messages of one batch at the beginning of a pass
 class TensorGroup:
     """The columns of batches made together: batch i is rows ``ends[i]`` up to ``ends[i + 1]``.
 
-    ``names`` are the columns of packed sequences, ``cu_seqlens`` included, which each batch computes from the others.
+    ``names`` are the columns of packed sequences, including ``cu_seqlens``, which each batch computes from the others.
     """
 
     columns: dict[str, Any]
@@ -93,7 +92,7 @@ class TensorGroup:
 
 
 class UnmadeBatch(NamedTuple):
-    """Batch ``number`` of a group that is not split yet."""
+    """Batch ``number`` of a group that isn't split yet."""
 
     group: TensorGroup
     number: int
@@ -199,7 +198,7 @@ ForkingPickler.register(BatchGroup, _reduced)
 
 
 class GroupSizes:
-    """How many batches a worker sends together: up to ``most``, fewer if the trainer has more than that waiting."""
+    """How many batches a worker sends at once: up to ``most``, fewer if the trainer has more than that waiting."""
 
     def __init__(self, most: int, workers: int) -> None:
         self.most, self.seconds = most, MOST_SECONDS
@@ -214,7 +213,7 @@ def sizes_in_worker(sizes: GroupSizes | None) -> GroupSizes | None:
 
 
 def grouped(batches: Generator[Any], sizes: GroupSizes) -> Generator[BatchGroup]:
-    """Yield the batches of this worker in groups; an error comes after the batches before it."""
+    """Yield the batches of this worker in groups; an error follows the batches before it."""
     info = get_worker_info()
     assert info is not None
     ended = False
@@ -241,7 +240,7 @@ def grouped(batches: Generator[Any], sizes: GroupSizes) -> Generator[BatchGroup]
 
 
 def ungrouped(groups: Iterator[BatchGroup], sizes: GroupSizes) -> Generator[Any]:
-    """Yield batches from groups, one of each worker in turn; an error is raised in its turn."""
+    """Yield batches from groups, one from each worker in turn; an error is raised in its turn."""
     waiting: list[deque[Any]] = [deque() for _ in sizes.waiting.numbers]
     sizes.waiting.numbers[:] = 0
     for turn in count():

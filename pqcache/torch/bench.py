@@ -1,4 +1,4 @@
-"""The part of ``pqcache bench`` that needs torch: batches as a Loader yields them, in a process of its own."""
+"""The part of ``pqcache bench`` that needs torch: measures a Loader's batches in a separate process."""
 
 from __future__ import annotations
 

@@ -34,8 +34,8 @@ log = logging.getLogger("pqcache.reader")
 class ParquetDataset(ResumableDataset):
     """Shuffled batches of a cache or a directory of Parquet, for ``Loader(dataset)``.
 
-    Every row comes exactly once per epoch, whatever the number of workers and ranks. A Loader reads each epoch in
-    another order; with ``DataLoader(dataset, batch_size=None)`` call ``set_epoch`` before each. docs/gpus.md shows
+    Every row comes exactly once per epoch, whatever the number of workers and ranks. A Loader reads each epoch in a
+    different order; with ``DataLoader(dataset, batch_size=None)`` call ``set_epoch`` before each. docs/gpus.md shows
     training on a GPU, with workers and copies that run ahead.
 
     A ``Batch`` is a dict of column name to tensor (rows, ...) or Ragged that knows its global ``index``.
@@ -59,13 +59,13 @@ class ParquetDataset(ResumableDataset):
     >>> next(iter(dataset)).index
     1
 
-    A cache that holds one node's share (``pqcache sync --shard``) is opened on every rank, after
-    ``init_process_group()``: ranks then belong to their node, and all nodes have the same number of batches. With
-    ``num_replicas`` and ``rank`` it is read by itself.
+    Open a cache that holds one node's share (``pqcache sync --shard``) on every rank, after ``init_process_group()``:
+    ranks then belong to their node, and all nodes have the same number of batches. With ``num_replicas`` and ``rank``,
+    the share is read on its own.
 
-    Raises UsageError for invalid options and for columns that no tensor can hold, and ParquetError for nulls without
-    ``nulls`` if the files count them. Missing or damaged files, and nulls that no file counts, raise ParquetError with
-    their name while iterating.
+    Raises UsageError for invalid options and for columns without a tensor form, and ParquetError for nulls without
+    ``nulls`` if the files' null counts show them. Iterating raises ParquetError, with the file's name, for missing or
+    damaged files and for uncounted nulls.
     """
 
     def __init__(
@@ -97,19 +97,19 @@ class ParquetDataset(ResumableDataset):
 
     @property
     def snapshot(self) -> str:
-        """The name of the snapshot that is read; for a plain directory, a hash of its files."""
+        """The name of the snapshot being read; for a plain directory, a hash of its files."""
         return self._reader.snapshot
 
     @property
     def fill(self) -> float | None:
-        """With ``pack``, the share of places in sequences, or batches, that hold tokens; else None."""
+        """With ``pack``, the share of sequences, or batches, filled with tokens; else None."""
         return self._reader.fill
 
     def stats(self) -> DatasetStats:
-        """Return the cost of reading in the current epoch and in all, over all threads and workers of this rank.
+        """Return the cost of reading in the current epoch and in total, over all threads and workers of this rank.
 
-        Includes how long the trainer waited and what limits it, the memory used, and how much of a first copy has
-        arrived. See docs/gpus.md.
+        Includes the trainer's waiting time and its cause, the memory used, and how much of a first copy has arrived.
+        See docs/gpus.md.
         """
         return self._reader.stats()
 
@@ -121,15 +121,15 @@ class ParquetDataset(ResumableDataset):
         """Restore epoch, next batch, lanes, window and snapshot from ``state``.
 
         The numbers of ranks and workers may differ. If their product does not divide the lanes of the state, the
-        remaining batches come in another sequence; see docs/loading.md.
+        remaining batches come in a different sequence; see docs/loading.md.
 
-        A state from the end of an epoch goes on with the next one. Lanes and window come from the state unless you
+        A state from the end of an epoch continues with the next one. Lanes and window come from the state unless you
         chose them here. An older snapshot is opened if it is still kept. Raises UsageError if the state does not fit,
         and CacheError if its snapshot is gone.
 
-        With ``snapshot="current"`` the next epoch begins, on the cache's current snapshot, whether the state's is kept
-        or not. A state within an epoch leaves the rest of that epoch out, with a warning that says how many batches.
-        All ranks go on with rank 0's current snapshot; UsageError if one of them lacks it.
+        With ``snapshot="current"``, the next epoch begins on the cache's current snapshot, even if the state's is gone.
+        If the state is within an epoch, the rest of it is left out, with a warning that counts the batches. All ranks
+        continue with rank 0's current snapshot; UsageError if one of them lacks it.
         """
         if snapshot is not None:
             self._load_epoch(state, snapshot)
@@ -187,7 +187,7 @@ class ParquetDataset(ResumableDataset):
         self._begin(loaded.epoch + (loaded.batch > 0))
 
     def _begin(self, epoch: int) -> None:
-        """Begin an epoch as a dataset that was made anew."""
+        """Begin an epoch like a newly made dataset."""
         self._lanes, self._iteration = self.options.lanes, None
         self._progress.load(Place(epoch, 0, 0), self._layout(0))
         log.info("epoch %d is read from snapshot %s of %s", epoch, self.snapshot, self.options.path)

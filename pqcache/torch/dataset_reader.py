@@ -54,10 +54,10 @@ _GONE = (
 
 
 class DatasetReader:
-    """An open dataset that makes batches; its callers know the ranks and the place in an epoch.
+    """An open dataset that makes batches; its callers track ranks and the place in an epoch.
 
     ParquetDataset reads shares of epochs (``read``). A mix reads passes (``open_pass``) and transforms the batches once
-    they are in its own order. The snapshot is leased while the reader exists, in a process that unpickles it too.
+    they are in its own order. The snapshot is leased while the reader exists, also in processes that unpickle it.
     """
 
     def __init__(self, options: DatasetOptions) -> None:
@@ -88,7 +88,7 @@ class DatasetReader:
 
     @property
     def content(self) -> str:
-        """Equal for equal rows, whatever their snapshot is called."""
+        """Identifies the rows, independent of the snapshot's name."""
         return self.data.content if self.nodes is None else self.nodes.listing
 
     @property
@@ -98,7 +98,7 @@ class DatasetReader:
 
     @property
     def fill(self) -> float | None:
-        """The share of the places in packed sequences that hold tokens; None without packing."""
+        """The share of packed sequences filled with tokens; None without packing."""
         return None if self._plan.packs is None else self._plan.packs.fill
 
     def stats(self) -> DatasetStats:
@@ -159,7 +159,7 @@ class DatasetReader:
     def open_pass(
         self, reading: DatasetPass, share: EpochShare
     ) -> tuple[TransformRunner, Generator[tuple[Position, Any]]]:
-        """The transforms and the batches that a share of a mix takes of one pass over this dataset."""
+        """The transforms and batches that a share of a mix takes from one pass over this dataset."""
         this = self._epochs.begin(reading.number, share, of_mix=True)
         this = replace(this, order=reading.order_of(this.order))
         indices = reading.lane_batches * share.lanes + reading.lanes if self.options.shuffle else reading.batches
@@ -198,7 +198,7 @@ class DatasetReader:
         return rows_of_batch(plan, order, position.index % order.batches(self.options.drop_last))
 
     def state(self, place: Place, ranks: int, worker: list[int] | None = None) -> State:
-        """The state of a training that goes on at a place."""
+        """The state of a training that continues at a place."""
         window, piece_rows = self._epochs.window(place.lanes, ranks)
         return State(
             snapshot=self._listing,
@@ -240,7 +240,7 @@ class DatasetReader:
         self._window = self._epochs.set_window = Window(state.window, state.piece)
 
     def _exclusions_after(self, state: State, of_mix: bool = False) -> Exclusions:
-        """Those of a state, and those of the options from its next epoch on."""
+        """The exclusions of a state, and those of the options from its next epoch on."""
         before = state.exclusions
         known = [one for _, one in before]
         new = [one for one in self._excluded or () if one not in known]
@@ -253,7 +253,7 @@ class DatasetReader:
         return [*before, *((state.epoch + (state.batch > 0), one) for one in new)]
 
     def exclude_after(self, state: State) -> None:
-        """Leave out what the state does, and what the options do."""
+        """Leave out the state's rows and the options' rows."""
         if (found := self._exclusions_after(state)) != self.exclusions:
             with self._reopened(None, found):
                 pass
@@ -265,7 +265,7 @@ class DatasetReader:
         )
 
     def check_refreshes(self) -> None:
-        """Raise UsageError unless this follows the current snapshot of a cache."""
+        """Raise UsageError unless this dataset can follow a cache's current snapshot."""
         if self.options.snapshot_read:
             reason = f"the dataset was made for {self.options.snapshot_read!r}, not to follow the current one"
             raise UsageError("refresh", reason, "leave out snapshot= and rows=")
@@ -274,9 +274,9 @@ class DatasetReader:
             raise UsageError("refresh", f"{self.options.path}: {reason}", "'pqcache sync' makes a cache of a directory")
 
     def refresh(self, with_ranks: bool, patience: float) -> None:
-        """Read the cache's current snapshot from now on; an error leaves the one that is read.
+        """Read the cache's current snapshot from now on; after an error, the previous one is still read.
 
-        With several ranks rank 0's current snapshot counts: if it is new there, all ranks open theirs with its files.
+        With several ranks, rank 0's current snapshot decides: if it is new there, all ranks open theirs with its files.
         """
         assert self.data.cache is not None
         cache, before, by_listing = CacheDirectory(self.data.cache), self.data, self.nodes is not None
@@ -390,7 +390,7 @@ class DatasetReader:
         return self.data.snapshot if self.nodes is None else self.nodes.listing
 
     def _row_groups_at(self, epoch: int) -> str:
-        """A hash of the rows that all nodes read in an epoch."""
+        """A hash of the rows read by all nodes in an epoch."""
         return self._epochs.plan_from(epoch).fingerprint_at(epoch) if self.nodes is None else self.nodes.row_groups
 
     def _gather_shares(self) -> None:
@@ -462,7 +462,7 @@ class DatasetReader:
 
 @lru_cache(maxsize=16)
 def _content_of(snapshot: Snapshot, by_listing: bool) -> str:
-    """Equal for the same table in the caches of different nodes, or for shares of the same."""
+    """Identifies a table's content: equal in the caches of different nodes, and for shares of the same listing."""
     return listing_of(snapshot) if by_listing else content_digest(snapshot.manifest())
 
 

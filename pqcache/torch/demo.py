@@ -1,7 +1,7 @@
-"""The training of ``pqcache demo``: a small model tells an offer's category from its words, price and picture.
+"""The training of ``pqcache demo``: a small model predicts an offer's category from its words, price and picture.
 
-This is all that a training script does with pqcache: make a ``ParquetDataset`` of a cache, and put it into a
-``Loader``, a DataLoader that reads each epoch in another order.
+A training script uses pqcache in two steps: make a ``ParquetDataset`` of a cache, and put it into a ``Loader``, a
+DataLoader that reads each epoch in a different order.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Ranks on several nodes, each with its share of a dataset (``pqcache sync --shard``).
 
-A node reads its share with its own ranks, as if it were alone. Only the length of an epoch is common to all ranks of
-all nodes. So the ranks exchange the sizes of their shares once, when a dataset is opened; the rest is arithmetic, and
-workers and states need no further communication.
+A node reads its share with its own ranks, as if it were alone. Only the length of an epoch must be the same on all
+nodes. So the ranks exchange the sizes of their shares once, when a dataset is opened; the rest is arithmetic, and
+workers and states need no communication.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from pqcache.store.table_part import Shard, parse_shard
 
 @dataclass(frozen=True, kw_only=True)
 class RankShare:
-    """A rank's report to the others: the share that it reads, and its largest row groups when decoded.
+    """A rank's report to the others: its share, and its largest decoded row groups.
 
-    ``largest`` has for each of these row groups the bytes selected, the bytes decoded for them, and the rows.
+    ``largest`` has, for each of these row groups, the bytes selected, the bytes decoded for them, and the rows.
     """
 
     shard: Shard
@@ -67,7 +67,7 @@ class NodeShares:
         return RowGroupSizes(selected, decoded, rows, complete=False)
 
     def check(self, ranks: tuple[int, int]) -> None:
-        """Raise UsageError unless ``ranks``, their number and this one, are the same as when the shares were opened."""
+        """Raise UsageError unless ``ranks`` (their number and this one) are the same as when the shares were opened."""
         if ranks != self.of_all:
             (count, rank), (count_then, rank_then) = ranks, self.of_all
             raise UsageError(
@@ -79,8 +79,8 @@ class NodeShares:
     def total(self, batch_size: int, start: int, ranks: int, drop_last: bool) -> int:
         """The end of an epoch continued at a node's batch ``start``, the same for all nodes.
 
-        With ``drop_last`` the smallest share decides. Otherwise the largest does, and other nodes repeat the beginning
-        of their epoch.
+        With ``drop_last``, the smallest share decides; otherwise the largest, and other nodes repeat the beginning of
+        their epoch.
         """
         batches = [rows // batch_size if drop_last else -(-rows // batch_size) for rows in self.rows]
         left = [max(0, count - start) for count in batches]
@@ -158,7 +158,7 @@ def _check_sources(shares: Sequence[RankShare]) -> None:
 
 
 def _check_rows(shares: Sequence[RankShare]) -> None:
-    """Raise UsageError unless each share has rows and the same number of ranks, which agree on its rows."""
+    """Raise UsageError unless each share has rows, and the same number of ranks that agree on its rows."""
     nodes = shares[0].shard.nodes
     ranks = Counter(share.shard.node for share in shares)
     for node in range(nodes):
@@ -194,7 +194,7 @@ def _check_rows(shares: Sequence[RankShare]) -> None:
 
 
 def listing_of(snapshot: Snapshot) -> str:
-    """The name, in states, of the listing that a node's snapshot is a share of."""
+    """The name used in states for the listing divided among nodes, of which a snapshot is a share."""
     return f"listing-{read_heading(snapshot.path / FILES).listing}"
 
 

@@ -1,11 +1,11 @@
 """Other libraries' use of datasets and Loaders: refuses misuse, and shows Accelerate the last batch.
 
 A dataset divides its rows among ranks and yields whole batches. A wrapper that divides them again would silently leave
-rows out, and a DataLoader that batches them again would silently yield batches of batches. Neither says what it does to
-the dataset, so such callers are known by the names of their modules and classes.
+rows out, and a DataLoader that batches them again would silently yield batches of batches. Neither tells the dataset,
+so such callers are recognized by the names of their modules and classes.
 
-Accelerate's ``accumulate`` makes a step of the optimizer at an epoch's last batch, so it has to know which one that is.
-``gather_for_metrics`` joins tensors of one size from all processes, and cuts off the rows that filled up the last ones.
+Accelerate's ``accumulate`` makes an optimizer step at an epoch's last batch, so it has to know which one that is.
+``gather_for_metrics`` joins equally sized tensors from all processes, and cuts off the rows that padded the last ones.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def reads_ahead() -> bool:
 def check_skipping() -> None:
     """Raise UsageError if Accelerate's ``skip_first_batches`` takes a Loader apart.
 
-    It would make a plain DataLoader of the dataset, read the skipped batches, and ignore the Loader's epoch and place.
+    It would wrap the dataset in a plain DataLoader, read the skipped batches, and ignore the Loader's epoch and place.
     """
     caller = sys._getframe(2)
     if (caller.f_globals.get("__name__"), caller.f_code.co_name) == ("accelerate.data_loader", "skip_first_batches"):
@@ -97,7 +97,7 @@ def check_skipping() -> None:
 
 
 def lightning_fit() -> Any:
-    """The loop of Lightning's ``Trainer.fit`` that sets the epoch of a sampler; None for other callers.
+    """The loop of Lightning's ``Trainer.fit`` that is setting a sampler's epoch; None for other callers.
 
     Makes it restore the places of its loaders, if their length was needed before the checkpoint was read.
     """
@@ -183,7 +183,7 @@ def shown_to_accelerate(loader: Any) -> Iterator[bool]:
 
 
 def rows_of_last_round(share: EpochShare, rows: int, rows_of_last: int) -> int:
-    """How many rows of the ranks' last batches, joined in order of the ranks, come before the repeated ones.
+    """The number of rows before the repeated ones in the ranks' last batches, joined in rank order.
 
     Batches have ``rows`` rows, the epoch's last one ``rows_of_last``. Returns -1, Accelerate's "unknown", after a
     resume from another number of ranks: repeated rows may then come first.
@@ -201,7 +201,7 @@ def is_last(share: EpochShare) -> bool:
 
 
 def filled(value: Any, rows: int, size: int) -> Any:
-    """Repeat the rows of a batch until whatever has ``rows`` rows has ``size``."""
+    """Pad everything of ``rows`` rows in a batch to ``size`` by repeating its rows."""
 
     def has_rows(inner: Any) -> bool:
         if isinstance(inner, torch.Tensor | np.ndarray):

@@ -1,6 +1,6 @@
 """Measures an iteration: how long the trainer waits for each batch, or a worker until its batches are taken.
 
-If no batch comes for long, a `StallWatch` logs what is going on: the stacks of the reading threads, and their files.
+After a long wait, a `StallWatch` logs the stacks of the reading threads, and their files.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class StallWatch:
     """Logs a warning, once for a batch, if it does not arrive within ``seconds``, and another when it does.
 
     Its thread neither keeps the iteration alive nor uses Arrow, and does not exist in a forked child. ``describe``
-    returns lines on what is being read; ``waits_since`` is asked for the beginning of the wait if ``since`` is not set.
+    returns lines about what is being read; ``waits_since`` returns the beginning of the wait if ``since`` is not set.
     """
 
     def __init__(
@@ -101,8 +101,8 @@ if hasattr(os, "register_at_fork"):
 def _end(ended: threading.Event, watcher: threading.Thread, process: int) -> None:
     """End the thread before the iteration ends, and at the latest before the interpreter does.
 
-    The thread refers to the dataset, so it may be the one to free its shared tensors. torch releases the GIL for that,
-    and a thread that wants it back while the interpreter exits aborts the process.
+    The thread refers to the dataset, so it may be the one that frees its shared tensors. torch releases the GIL for
+    that, and a thread that reacquires it while the interpreter exits aborts the process.
     """
     if process == os.getpid():  # a child has no such thread, and may have copied a lock that it held
         ended.set()
@@ -121,7 +121,7 @@ def _stacks(consumer: int) -> list[str]:
 
 
 def _lines(frame: FrameType | None) -> list[str]:
-    """The innermost calls of a stack, latest first. Reads no source, as the file system may be what hangs."""
+    """The innermost calls of a stack, latest first. Reads no source code, as the file system may hang."""
     found: list[str] = []
     while frame is not None and len(found) < _FRAMES:
         found.append(f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}")
@@ -136,13 +136,13 @@ T = TypeVar("T")
 def new_meter() -> Meter:
     """A meter that a trainer shares with its workers, spawned ones too.
 
-    Copies, and ranks that are forked or spawned, begin at 0 and share nothing with the original.
+    Copies, and forked or spawned ranks, begin at 0 and share nothing with the original.
     """
     return Meter(WorkerMemory(SHAPE, kept=False))
 
 
 class IterationMeter:
-    """Counts the waits of one iteration, batch by batch; it leaves iterations over single rows alone."""
+    """Counts the waits of one iteration, batch by batch; not used for iterations over single rows."""
 
     def __init__(self, meter: Meter, watch: StallWatch | None = None, by_batch: bool = False, by_workers: bool = False):
         self._meter, self._watch, self._by_batch, self._by_workers = meter, watch, by_batch, by_workers
@@ -181,7 +181,7 @@ class IterationMeter:
         return self._meter.timed(TRANSFER)
 
     def moved(self, move: Callable[..., T], *arguments: Any) -> T:
-        """Call ``move``, and count it as a transfer that the trainer waits for."""
+        """Call ``move``, and count it as a transfer that delays the trainer."""
         with self._meter.timed(TRANSFER), self._meter.timed(WAITED):
             return move(*arguments)
 
@@ -240,7 +240,7 @@ def summary(stats: ReadingStats) -> str:
 
 
 def _describe_reading(readers: Iterable[Any], only: int | None) -> list[str]:
-    """What each process of the current pass, or ``only`` one of them, reads now: a line each.
+    """One line per process of the current pass, or for ``only`` one of them: what it is reading.
 
     ``readers`` are DatasetReaders.
     """

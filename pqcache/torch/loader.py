@@ -1,4 +1,4 @@
-"""Loader: a DataLoader that keeps its place and reads each epoch in another order by itself."""
+"""Loader: a DataLoader that tracks its position and reads each epoch in a different order."""
 
 from __future__ import annotations
 
@@ -171,13 +171,13 @@ class Loader(DataLoader[Any]):
 
     @property  # type: ignore[override]
     def sampler(self) -> _EpochSampler:
-        """What frameworks call ``set_epoch`` on."""
+        """The object on which frameworks call ``set_epoch``."""
         sampler: _EpochSampler = self.__dict__["sampler"]
         return sampler
 
     @sampler.setter
     def sampler(self, value: Any) -> None:
-        """Keep the loader's own: DataLoader sets one for datasets that have none."""
+        """Ignore DataLoader's sampler for datasets without one; keep the loader's own."""
 
     def __repr__(self) -> str:
         return f"<Loader with num_workers={self.num_workers} of {self.dataset!r}>"
@@ -192,13 +192,13 @@ class Loader(DataLoader[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration; see ``ParquetDataset.set_epoch``.
 
-        A resumed epoch that has been read from since begins at its first batch.
+        A resumed epoch that was read from after resuming begins at its first batch.
         """
         self._dataset._progress.set_epoch(epoch, anew=self._is_read)
 
     @property
     def _is_read(self) -> bool:
-        """Whether the next iteration reads the epoch after the dataset's, as this loader has begun that one.
+        """Whether the next iteration reads the epoch after the dataset's, because this loader has begun that one.
 
         The same holds if any loader has finished it, so that a new Loader for each epoch reads one after the other.
         """
@@ -207,7 +207,7 @@ class Loader(DataLoader[Any]):
         return is_begun or (latest is not None and latest.record.generation == generation and latest.is_all)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place after the last yielded batch, the same on every rank, as a dict of JSON values."""
+        """Return the position after the last yielded batch, the same on every rank, as a dict of JSON values."""
         if get_worker_info() is not None:
             return self._dataset.state_dict()  # it knows what the other workers read
         if self._iteration is not None and self._is_at(self._iteration):
@@ -216,7 +216,7 @@ class Loader(DataLoader[Any]):
         return self._dataset.state_dict(after=Place(epoch, share.start, share.lanes, share.divisions))
 
     def proof(self) -> dict[str, Any]:
-        """Return what this rank was given of the epoch so far, as ``state_dict()``, for ``pqcache.prove``.
+        """Return what this rank received of the epoch so far, like ``state_dict()``, for ``pqcache.prove``.
 
         Raises UsageError unless the dataset was made with ``proof=True``.
         """
@@ -224,10 +224,10 @@ class Loader(DataLoader[Any]):
         return self.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any], snapshot: str | None = None) -> None:
-        """Go on where ``state`` was taken, also with other numbers of workers and ranks.
+        """Continue where ``state`` was taken, even with other numbers of workers and ranks.
 
         Accepts states of the dataset's own ``state_dict`` too. With ``snapshot="current"`` the next epoch begins on the
-        cache's current snapshot. Raises as ``ParquetDataset.load_state_dict``.
+        cache's current snapshot. Raises like ``ParquetDataset.load_state_dict``.
         """
         if snapshot is None:
             self._dataset.load_state_dict(state)
@@ -237,8 +237,8 @@ class Loader(DataLoader[Any]):
     def skip(self, batches: int) -> None:
         """Leave out the next ``batches`` of each rank without reading them; call it on every rank.
 
-        The place moves, as ``state_dict`` shows, and the next iteration goes on after them. One that is going on ends:
-        its next batch raises UsageError. Raises UsageError if the epoch has fewer batches left.
+        The position in ``state_dict`` moves, and the next iteration continues after them. A running iteration ends: its
+        next batch raises UsageError. Raises UsageError if the epoch has fewer batches left.
         """
         self.load_state_dict(self.state_dict())  # after the last batch of an epoch the next one begins
         if self.refresh is not None:
@@ -255,7 +255,7 @@ class Loader(DataLoader[Any]):
         self.load_state_dict(self._dataset.state_dict(after=end))
 
     def _is_at(self, iteration: LoaderIteration) -> bool:
-        """Whether the place is in this iteration; an epoch that was set meanwhile begins when it ends."""
+        """Whether the position is in this iteration; an epoch set meanwhile begins after it."""
         record = self._dataset._progress.record
         if record.generation == iteration.record.generation:
             return True
@@ -266,7 +266,7 @@ class Loader(DataLoader[Any]):
         return of_this_process(self._iterate(held_back=int(reads_ahead())), "Loader")
 
     def _iterate_through(self, change: ChangedBatches) -> Iterator[Any]:
-        """Iterate, passing batches through ``change`` before they count as given to the trainer."""
+        """Iterate, applying ``change`` to batches before they count as given to the trainer."""
         return of_this_process(self._iterate(int(reads_ahead()), change), "Loader")
 
     def _iterate(self, held_back: int, change: ChangedBatches | None = None) -> Generator[Any]:
@@ -337,9 +337,9 @@ class Loader(DataLoader[Any]):
         return ungrouped(groups, self._groups)
 
     def _last(self, batch: Any, share: EpochShare) -> Any:
-        """The last batch for Accelerate, filled up to the size of other ranks'; ``remainder`` counts its real rows.
+        """The last batch for Accelerate, padded to the size of other ranks'; ``remainder`` counts its real rows.
 
-        Without ``pad`` it stays as it is, as every row should come once.
+        Without ``pad`` it is unchanged, as every row should come once.
         """
         rows = self._dataset._rows_of_batches()
         if rows is None or not share.pad or share.divisions:
@@ -372,7 +372,7 @@ class _EpochSampler(Sampler[None]):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the loader's next iteration, unless that is a later one.
 
-        Frameworks count from 0 again in a process that resumes. Only Lightning's Trainer, with a single loader, may go
+        In a resumed process, frameworks count from 0 again. Only Lightning's Trainer, with a single loader, may go
         back.
         """
         loader = self._loader()

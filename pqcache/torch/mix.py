@@ -41,12 +41,12 @@ class Mix(ResumableDataset):
     Without new rows for a dataset's ``since`` there are no batches at all.
 
     A dataset is read pass after pass. If an epoch does not exhaust it, the next epoch continues where this one stopped;
-    if it runs out within an epoch, its next pass begins, in another order. So every row comes exactly once in each
+    if it runs out within an epoch, its next pass begins, in a different order. So every row comes exactly once in each
     pass, and any epoch can be read without those before it. ``seed`` selects the order of draws among ranks and
     workers; each dataset has its own seed.
 
     Args:
-        datasets: ParquetDatasets by name, without lanes and ranks of their own. Their other options apply, also
+        datasets: ParquetDatasets by name, without lanes and ranks of their own. Their other options apply, including
             transform and batch_size, and each one needs its own memory.
         weights: each dataset's share of the batches, by name, in any unit. Default: in proportion to their sizes, so
             that an epoch has each row of each dataset exactly once.
@@ -96,7 +96,7 @@ class Mix(ResumableDataset):
         return f"<Mix of {', '.join(f'{name!r}: {dataset!r}' for name, dataset in self.datasets.items())}>"
 
     def stats(self) -> DatasetStats:
-        """Return the cost of reading, of all datasets together and of each in ``datasets``."""
+        """Return the cost of reading all datasets together, and each one's in ``datasets``."""
         counts = [reader.meter.counts() for reader in self._readers]
         datasets = {name: reader.stats() for name, reader in self._by_name.items()}
         return mix_stats(self._meter.counts(), datasets, counts, within_batch=self.within_batch)
@@ -113,7 +113,7 @@ class Mix(ResumableDataset):
     def drawn(self, after: Batch | int | Place | None = None) -> dict[str, float]:
         """Return how often each dataset was read until ``after``, a place as for ``state_dict``.
 
-        1.5 is one and a half passes. Counts the batches of all ranks, in all epochs since the dataset is in the mix.
+        1.5 is one and a half passes. Counts the batches of all ranks, in all epochs since the dataset joined the mix.
         """
         place = self._place(after)
         history, total = replace(self._history, lanes=place.lanes), self._history.total
@@ -128,8 +128,8 @@ class Mix(ResumableDataset):
         The numbers of ranks and workers may differ; see ``ParquetDataset.load_state_dict``.
 
         With ``changed`` this mix may have other weights, another epoch_length and other datasets than the mix of the
-        state, from the next epoch on. Datasets that are in both go on where they stopped. The state has to be from the
-        end of an epoch, or from before its first batch.
+        state, from the next epoch on. Datasets in both continue where they stopped. The state has to be from the end of
+        an epoch, or from before its first batch.
 
         Each dataset's snapshot is opened if it is still kept. Raises UsageError if the state does not fit, and
         CacheError if a snapshot is gone.
@@ -285,7 +285,7 @@ class Mix(ResumableDataset):
         return batch
 
     def _count(self) -> None:
-        """Count the batches of a pass over each dataset, and how many of them an epoch takes."""
+        """Count the batches in a pass over each dataset, and those taken by an epoch."""
         self._sizes = {name: reader.batches_at(0, of_mix=True) for name, reader in self._by_name.items()}
         if any(not size and self.datasets[name].options.since is not None for name, size in self._sizes.items()):
             counts = dict.fromkeys(self._sizes, 0)  # nothing is new, of which a warning was given

@@ -1,4 +1,4 @@
-"""The options of ParquetDataset and Mix, beside those that Cache.batches has too."""
+"""The options of ParquetDataset and Mix that Cache.batches lacks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STALL_TIMEOUT = 60.0  # seconds
 
 @dataclass(frozen=True, kw_only=True)
 class IterationOptions(OrderOptions):
-    """How ranks divide an epoch, and how it is watched."""
+    """How ranks divide an epoch, and how stalls are detected."""
 
     pad: bool = python(
         True,
@@ -62,7 +62,7 @@ class IterationArguments(OrderArguments, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetOptions(EpochOptions, IterationOptions):
-    """The options of a ``ParquetDataset`` at a ``path``: which rows are read, and what they become."""
+    """The options of a ``ParquetDataset`` at a ``path``: which rows are read, and how they are converted."""
 
     path: Path
     batch_size: int | None = python(

@@ -1,4 +1,4 @@
-"""Prefetch: the batches of a loader on a device, each copied while the trainer works on the one before.
+"""Prefetch: copies each batch of a loader to a device while the trainer works on the previous one.
 
 A batch is packed into pinned memory that is reused, and copied from there on a stream of its own.
 """
@@ -37,12 +37,12 @@ _PAGE = 4096  # bytes; pinned memory is taken in powers of two from here on, as 
 
 
 class Prefetch:
-    """The batches of a loader on a device, copied there one batch ahead and beside the work of the trainer.
+    """The batches of a loader on a device, copied one batch ahead while the trainer works.
 
-    A batch is packed into pinned memory, which is reused, and copied on a stream of its own with one call. When the
-    trainer asks for a batch, the next one is fetched from the loader, and the trainer gets the one that was copied
-    meanwhile; a thread packs the next one while the trainer works. The device then holds up to three batches. A loader
-    may reuse the memory of a batch once it is asked for the next one; nobody else may write to it while the loop runs.
+    A batch is packed into reused pinned memory, and copied with one call on a separate stream. When the trainer
+    requests a batch, it gets the one already copied, and the next is fetched from the loader; a thread packs it while
+    the trainer works. The device then holds up to three batches. A loader may reuse a batch's memory once the next
+    batch is requested; nothing else may write to it while the loop runs.
 
     >>> from pqcache.torch import Loader, ParquetDataset, Prefetch
     >>> device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -52,17 +52,17 @@ class Prefetch:
     >>> batch["price"].device.type == device, len(loader), state["batch"]
     (True, 3, 3)
 
-    ``loader`` is a Loader, or another iterable of batches: a DataLoader, a StatefulDataLoader, a dataset. Batches are
-    those of the loader, also their classes: tensors are moved wherever they are in a Batch, a Ragged, dicts, lists,
-    tuples and dataclasses. Other objects are moved by their own ``to``, where they have it, while the trainer waits.
+    ``loader`` is a Loader, or another iterable of batches: a DataLoader, a StatefulDataLoader, a dataset. Batches keep
+    their classes: tensors are moved inside a Batch, a Ragged, dicts, lists, tuples and dataclasses. Other objects are
+    moved by their own ``to``, if any, while the trainer waits.
 
     ``device``  where batches are moved to; "cpu" passes them on as they are. Only CUDA and ROCm devices have copies in
                 advance; for others batches are moved on request
     ``memory``  the most that is pinned, for two batches, taken as they need it. Larger batches are copied without it,
                 with a warning. Leave out ``pin_memory=True`` of the loader, whose memory would come on top
 
-    ``state_dict`` and ``load_state_dict`` go to the loader, for the place after the last batch that the trainer was
-    given. Call them here: those of loaders other than pqcache's count the batch ahead. All other attributes, like
+    ``state_dict`` and ``load_state_dict`` use the loader's, for the position after the last batch that the trainer
+    received. Call them here: those of other libraries' loaders count the batch ahead. All other attributes, like
     ``epoch`` and ``dataset``, are the loader's. An error of the loader is raised after the batches before it. Raises
     UsageError if torch does not find the device, and for a Loader with a ``device`` of its own.
     """
@@ -96,7 +96,7 @@ class Prefetch:
         return self._of_other_loader()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the loader's state after the last batch that the trainer was given."""
+        """Return the loader's state after the last batch that the trainer received."""
         if isinstance(self._state, Exception):
             raise self._state
         if self._state is not None:
@@ -108,7 +108,7 @@ class Prefetch:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], **options: Any) -> None:
-        """Let the loader go on where ``state`` was taken; ``options`` are the loader's, like ``snapshot="current"``."""
+        """Let the loader continue at ``state``; ``options`` are the loader's, like ``snapshot="current"``."""
         self._state = None
         self.loader.load_state_dict(state, **options)
 
@@ -161,8 +161,8 @@ def _state_or_error(loader: Any) -> Mapping[str, Any] | Exception:
 def _copied_ahead(batches: Iterator[Any], copier: DeviceCopier, timed: Timed) -> Generator[Any]:
     """Yield the batches of a copier, each while a thread begins with the next one; an error is raised in its turn.
 
-    A batch is packed before the loader is asked for the next one, which it may write into the same memory. The thread
-    gets its batch last: it needs the interpreter's lock, and the trainer would wait for that here.
+    A batch is packed before the next one is requested, which the loader may write into the same memory. The thread gets
+    its batch last, because it needs the interpreter's lock and would delay the trainer here.
     """
     process, failure = os.getpid(), None
     begun: Future[tuple[Any, DeviceBlock | None]] | None = None
@@ -199,8 +199,8 @@ def _copied_ahead(batches: Iterator[Any], copier: DeviceCopier, timed: Timed) ->
 def _packing() -> Iterator[ThreadPoolExecutor]:
     """A thread that packs batches and begins their copies, one after the other.
 
-    On the trainer's thread the device would be idle meanwhile whenever the program waits for results: data that another
-    process made is not in this processor's cache, and takes longer to pack than to copy.
+    On the trainer's thread, the device would be idle whenever the program waits for results: data made by another
+    process is not in this processor's cache, and takes longer to pack than to copy.
     """
     thread = ThreadPoolExecutor(1, _THREAD)
     try:
@@ -240,7 +240,7 @@ class DeviceBlock:
 
 
 class DeviceStream:
-    """A stream of a GPU, of CUDA or ROCm: torch calls both ``cuda``."""
+    """A stream of a CUDA or ROCm GPU: torch calls both ``cuda``."""
 
     def __init__(self, device: torch.device) -> None:
         self._api: Any = getattr(torch, device.type)
@@ -277,7 +277,7 @@ class DeviceStream:
 
 
 class PinnedSlot:
-    """Pinned memory for one batch of at most ``limit`` bytes: pieces that are added as batches need them."""
+    """Pinned memory for one batch of at most ``limit`` bytes, in pieces added as needed."""
 
     def __init__(self, stream: DeviceStream, limit: int) -> None:
         self._stream, self.limit = stream, limit // _PAGE * _PAGE
@@ -339,8 +339,8 @@ class DeviceCopier:
     def begin(self, batch: Any) -> tuple[Any, DeviceBlock | None]:
         """Begin to copy a batch; return it with its tensors on the device, for ``finish``.
 
-        Leaves in place whatever cannot be packed: tensors that are sparse, have a gradient or are on a device, objects
-        that move themselves, and a whole batch that does not fit into pinned memory.
+        Leaves in place what cannot be packed: tensors that are sparse, have a gradient or are on a device, objects that
+        move themselves, and a batch that does not fit into pinned memory.
         """
         tensors: list[torch.Tensor] = []
 

@@ -1,9 +1,9 @@
-"""Where a training is: the record that a trainer shares with its workers, saved states, and what a proof counts.
+"""The position of a training: the record that a trainer shares with its workers, saved states, and counts for proofs.
 
 `Progress` says where the next iteration begins. It is in shared memory, so it reaches persistent workers too. The first
 worker of a pass copies it and the others follow the copy, so all read the same epoch even if another one is set while
-they begin. Two workers that begin at the very moment an epoch is set may both take themselves for the first; one then
-raises an error at its next batch.
+they begin. Two workers that begin just as an epoch is set may both believe to be first; one then raises an error at its
+next batch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OPTIONAL = ("worker", "periods", "within_batch", "divisions", "batches", "since
 
 
 class Place(NamedTuple):
-    """Where a training goes on: at place ``batch`` of an epoch, which is the global batch without ``divisions``."""
+    """Where a training continues: at place ``batch`` of an epoch, which is the global batch without ``divisions``."""
 
     epoch: int
     batch: int
@@ -43,7 +43,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SavedPlace:
-    """A state: where a training is, and all that its remaining batches depend on. ``batch`` is the next global index.
+    """A state: where a training is, and everything its remaining batches depend on. ``batch`` is the next global index.
 
     If ranks x workers did not divide the lanes there are ``divisions``, and ``batch`` is a place; see
     ``reader/order.py``. Only states that torchdata's StatefulDataLoader takes inside a worker have
@@ -82,7 +82,7 @@ class SavedPlace:
                 raise TypeError(f"{name} is {value!r}")
 
     def check_worker(self) -> None:
-        """Raise UsageError if the state is of one worker and this process is not it."""
+        """Raise UsageError if the state belongs to another worker than this process."""
         info = get_worker_info()
         if self.worker is not None and self.worker[:2] != ([info.id, info.num_workers] if info else [None, 0]):
             raise UsageError(
@@ -110,8 +110,8 @@ class SavedPlace:
 class State(SavedPlace):
     """Where a training is in a dataset; its epoch has ``batches`` on all ranks of this node.
 
-    ``exclude`` has rows that are left out, and the first epoch that does not have them.
-    ``proof`` is of this rank alone, with ``proof=True``: which rows it was given of the epoch.
+    ``exclude`` has rows left out, and the first epoch without them. ``proof``, with ``proof=True``, has the rows that
+    this rank received in the epoch.
     """
 
     owner = "ParquetDataset"
@@ -141,9 +141,8 @@ class State(SavedPlace):
 class MixState(SavedPlace):
     """Where a training is in a mix: the batches of each dataset in an epoch, and each one's state.
 
-    The datasets' states have no ``epoch`` and ``batch``. A mix that was changed has ``periods``: the first epoch of
-    each, and the counts of its epochs, the last being ``counts``. With ``within_batch`` batches have rows of all
-    datasets.
+    The datasets' states have no ``epoch`` and ``batch``. A changed mix has ``periods``: the first epoch of each, and
+    the counts of its epochs, the last being ``counts``. With ``within_batch``, batches have rows of all datasets.
     """
 
     owner = "Mix"
@@ -170,8 +169,8 @@ class Record(NamedTuple):
 
     Each ``set_epoch`` and each loaded state begins a new ``generation``. ``moved`` is the generation in which the place
     (epoch and start) last changed, ``loaded`` the one of the latest state. ``is_named`` says that ``set_epoch`` chose
-    the epoch. If the state was taken at the end of the epoch before this one, ``ended`` is its batch. ``layout`` is a
-    fingerprint of whatever else the batches after a state depend on; 0 without a state.
+    the epoch. If the state was taken at the end of the previous epoch, ``ended`` is its batch. ``layout`` is a
+    fingerprint of everything else that the batches after a state depend on; 0 without a state.
     """
 
     generation: int = 0
@@ -191,7 +190,7 @@ class Record(NamedTuple):
 class Progress:
     """The record of a dataset, and whether its iterations have begun and ended.
 
-    Copies, and ranks that are forked or spawned, share nothing with the original.
+    Copies, and forked or spawned ranks, share nothing with the original.
     """
 
     def __init__(self) -> None:
@@ -202,12 +201,12 @@ class Progress:
 
     @property
     def record(self) -> Record:
-        """The place that was set last; where the next iteration begins unless that epoch ``is_finished``."""
+        """The place set last; the next iteration begins there unless that epoch ``is_finished``."""
         return self._read(_FIRST_RECORD + int(self._memory.seen[_HEADER, _LATEST]) % 2)
 
     @property
     def next(self) -> Record:
-        """Where the next iteration begins; a resumed epoch that is finished begins at its first batch."""
+        """Where the next iteration begins; a finished resumed epoch begins at its first batch."""
         record = self.record
         return record._replace(start=0, divisions=()) if self.is_finished(record) else record
 
@@ -249,7 +248,7 @@ class Progress:
         self._publish(at._replace(generation=generation, moved=generation, **changes))
 
     def load(self, place: Place, layout: int, ended: int = 0) -> None:
-        """Go on at the place of a state; ``ended`` is the batch of a state from the end of an epoch, else 0."""
+        """Continue at the place of a state; ``ended`` is the batch of a state from the end of an epoch, else 0."""
         self.move(place, loaded=self.record.generation + 1, is_named=False, layout=layout, ended=ended)
 
     def begin(self) -> Record:
@@ -295,7 +294,7 @@ class Progress:
         return int(self._memory.seen[_HEADER, _FINISHED]) > record.moved
 
     def repeats(self) -> bool:
-        """Whether an iteration that begins now reads an epoch again that was not set since; true only once."""
+        """Whether an iteration that begins now repeats an epoch without ``set_epoch``; true only once."""
         header = self._memory.numbers[_HEADER]
         if int(header[_FINISHED]) != int(header[_LATEST]) + 1 or header[_WARNED]:
             return False
@@ -323,9 +322,8 @@ _NOTHING = (0, 0, 0, 0, 0)  # rows, sums of their hashes and of the squares, row
 
 
 class Hashed(NamedTuple):
-    """A batch, or what a transform made of it, on its way to the trainer with the hashes of its rows.
-
-    They are also those of the ``excluded`` rows that were dropped of it.
+    """A batch, or the result of its transform, sent to the trainer with the hashes of its rows, including those of the
+    ``excluded`` rows dropped from it.
     """
 
     value: Any
@@ -334,7 +332,7 @@ class Hashed(NamedTuple):
 
 
 class Tally:
-    """The parts of an epoch that a state brought, and the sums of the batches that were given since."""
+    """The parts of an epoch from a state, and the sums of the batches given since."""
 
     def __init__(self) -> None:
         self._loaded: tuple[Place, Sequence[Part]] | None = None
@@ -345,7 +343,7 @@ class Tally:
         self._recent = deque([_NOTHING], _RECENT)  # what was given after each of the last batches
 
     def load(self, place: Place, parts: Sequence[Part] | None) -> None:
-        """Go on from a state; one without a proof leaves a gap."""
+        """Continue from a state; one without a proof leaves a gap."""
         self._loaded, self._epoch = (place, parts or ()), -1
 
     def begin(self, epoch: int, share: EpochShare) -> None:
@@ -376,11 +374,11 @@ class Tally:
         self._given += 1
 
     def skip(self, begin: Place, end: Place) -> None:
-        """Go on at ``end``: no rank is given what is before it."""
+        """Continue at ``end``: no rank receives earlier batches."""
         self.load(end, [*self.parts(begin), Part.of(begin.batch, end.batch)])
 
     def parts(self, place: Place) -> list[Part]:
-        """What was given of the epoch before ``place``."""
+        """The parts of the epoch given before ``place``."""
         if not place.batch:
             return []
         if place.epoch != self._epoch:

@@ -1,4 +1,4 @@
-"""Epochs, ranks and checkpoints, the same for a dataset and for a mix."""
+"""Epochs, ranks and checkpoints, common to datasets and mixes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _other_epoch(named: int, of_state: int) -> UsageError:
 
 @dataclass
 class LoaderIteration:
-    """An iteration of a Loader over a ``share`` of an epoch, with the number of batches ``given`` to the trainer.
+    """A Loader's iteration over a ``share`` of an epoch, with the number of batches ``given`` to the trainer.
 
     A caller that reads ahead holds back ``held_back`` of them until the end.
     """
@@ -65,7 +65,7 @@ class LoaderIteration:
 
     @property
     def place(self) -> Place:
-        """The place after the last batch that the trainer was given; at the end, after all rounds of all ranks."""
+        """The place after the last batch that the trainer received; at the end, after all rounds of all ranks."""
         if self.is_done:
             return Place(self.record.epoch, self.share.end, self.share.lanes, self.share.divisions)
         batch = min(self.share.start + max(0, self.given - self.held_back) * self.share.ranks, self.share.end)
@@ -74,9 +74,9 @@ class LoaderIteration:
 
 @dataclass
 class _Iteration:
-    """An iteration of this process over a ``share`` of an epoch, which goes on at the place ``following``.
+    """This process's iteration over a ``share`` of an epoch, which continues at the place ``following``.
 
-    In a worker that is the place of its own next batch. With ``reads_ahead`` the caller holds a batch back.
+    In a worker, that is the place of its own next batch. With ``reads_ahead`` the caller holds a batch back.
     """
 
     record: Record
@@ -87,7 +87,7 @@ class _Iteration:
 
 
 class ResumableDataset(IterableDataset[Batch]):
-    """An iterable dataset whose epochs are divided among ranks and workers, and can go on at any batch.
+    """An iterable dataset whose epochs are divided among ranks and workers, and can resume at any batch.
 
     A subclass has ``readers`` and a ``meter``, says how many batches an epoch has (``_total``) and reads those of one
     worker (``_read``).
@@ -122,7 +122,7 @@ class ResumableDataset(IterableDataset[Batch]):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration, in persistent workers too; it selects the order of the batches.
 
-        After ``load_state_dict`` the state's own epoch goes on where it was; any other begins at its first batch.
+        After ``load_state_dict``, the state's own epoch continues where it was; any other begins at its first batch.
         Raises UsageError for an epoch below 0.
         """
         check_dividing(self._ranks()[0])
@@ -227,21 +227,21 @@ class ResumableDataset(IterableDataset[Batch]):
 
     @abstractmethod
     def stats(self) -> DatasetStats:
-        """Return what reading has taken so far."""
+        """Return the cost of reading so far."""
 
     def state_dict(self, after: Batch | int | Place | None = None) -> dict[str, Any]:
         """Return the state after the batch ``after``, as a small dict of JSON values.
 
         ``after`` is the last batch the trainer has consumed, or its global ``index``; None means the last one yielded.
         The state is the same on every rank: it counts all ranks' batches of that step as consumed. Raises UsageError if
-        a DataLoader's workers have read the dataset, as only the loader knows what they yielded; use a ``Loader``.
+        a DataLoader's workers have read the dataset, because only the loader knows what they yielded; use a ``Loader``.
         """
         info, iteration = get_worker_info(), self._iteration
         worker = [info.id, info.num_workers, iteration.share.start if iteration else 0] if info else None
         return self._state_at(self._place(after), worker).to_dict()
 
     def proof(self) -> dict[str, Any]:
-        """Return what this rank was given of the epoch so far, as ``state_dict()``, for ``pqcache.prove``.
+        """Return what this rank received of the epoch so far, like ``state_dict()``, for ``pqcache.prove``.
 
         Raises UsageError unless the dataset was made with ``proof=True``.
         """
@@ -256,7 +256,7 @@ class ResumableDataset(IterableDataset[Batch]):
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from ``state``."""
+        """Continue from ``state``."""
 
     def _check_refreshes(self) -> None:
         """Raise UsageError unless epochs can begin on newer snapshots."""
@@ -268,7 +268,7 @@ class ResumableDataset(IterableDataset[Batch]):
         """Begin the next epoch on the cache's current snapshot; stay on this one with a warning if that fails."""
 
     def _load_epoch(self, state: Mapping[str, Any], snapshot: str) -> None:
-        """Go on with the epoch after ``state`` on the cache's ``snapshot``, which is "current"."""
+        """Continue with the epoch after ``state`` on the cache's ``snapshot``, which is "current"."""
         self._check_refreshes()
 
     @abstractmethod
@@ -280,14 +280,14 @@ class ResumableDataset(IterableDataset[Batch]):
 
     @abstractmethod
     def _rows_of(self, epoch: int, index: int, lanes: int, ranks: int) -> RowPlaces:
-        """The rows of a batch of an epoch that is read on these lanes and ranks."""
+        """The rows of a batch of an epoch read on these lanes and ranks."""
 
     @abstractmethod
     def _read(self, share: EpochShare, indices: range, epoch: int) -> Generator[tuple[int, Any]]:
         """Yield (place, batch) for the ``indices`` of ``share``."""
 
     def _place(self, after: Batch | int | Place | None) -> Place:
-        """The place to go on from once every rank has consumed ``after``, a batch or its index."""
+        """The place to continue from once every rank has consumed ``after``, a batch or its index."""
         if isinstance(after, Place):
             return after
         worker, record, iteration = get_worker_info(), self._progress.record, self._iteration
@@ -332,7 +332,7 @@ class ResumableDataset(IterableDataset[Batch]):
         return Place(epoch, share.after(share.place_of(index)), lanes, share.divisions)
 
     def _layout(self, lanes: int) -> int:
-        """A fingerprint of everything that batches depend on and a state may change; 0 lanes stand for any number."""
+        """A fingerprint of everything that batches depend on and a state may change; 0 lanes mean any number."""
         text = repr(self._layout_values(lanes)).encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "big") + 1
 
@@ -357,9 +357,9 @@ class ResumableDataset(IterableDataset[Batch]):
         self._progress.load(following, self._layout(state.lanes), ended=state.batch if following != place else 0)
 
     def _restore(self, place: Place, saved: list[int], record: Record) -> None:
-        """Go on in a worker of torchdata's StatefulDataLoader with the state that this worker had.
+        """Continue in a worker of torchdata's StatefulDataLoader with this worker's own state.
 
-        This is called after ``set_epoch``. If the epoch had ended, the loader starts new workers without a state.
+        Called after ``set_epoch``. If the epoch had ended, the loader starts new workers without a state.
         """
         worker, workers, start = saved
         share = self._share(place._replace(batch=start), worker=worker, workers=workers)
@@ -392,7 +392,7 @@ class ResumableDataset(IterableDataset[Batch]):
         return self._share(begin, readers=readers), begin.epoch
 
     def _check_ranks(self, share: EpochShare, epoch: int) -> None:
-        """Raise the same UsageError on all ranks unless each begins this epoch in the same way."""
+        """Raise the same UsageError on all ranks unless all begin this epoch in the same way."""
         if not self._meets_ranks:
             return
         state = self.state_dict(after=Place(epoch, share.start, share.lanes, share.divisions))
@@ -404,7 +404,7 @@ class ResumableDataset(IterableDataset[Batch]):
 
     @property
     def _meets_ranks(self) -> bool:
-        """Whether this is one of the ranks of torch.distributed that read this together."""
+        """Whether this is one of several torch.distributed ranks that read this dataset together."""
         return self._chosen_ranks is None and is_rank()
 
     @property
@@ -413,11 +413,11 @@ class ResumableDataset(IterableDataset[Batch]):
         return self.stall_timeout or STALL_TIMEOUT
 
     def rows_of(self, epoch: int, index: int) -> RowPlaces:
-        """Return where each row of a batch lies: its file, row group, and position in both.
+        """Return the location of each row of a batch: file, row group, and position in both.
 
         ``index`` counts the batches (or rows) of the epoch over all ranks, as ``batch.index`` does. This is arithmetic
-        and reads nothing, except with ``filters``, ``split`` and the like: then their columns, in the row groups of the
-        batch. If you left out ``lanes``, those of the latest iteration count; set ``lanes``, or call ``batch.rows()``.
+        and reads nothing, except with ``filters``, ``split`` and the like, which read their columns in the batch's row
+        groups. If you left out ``lanes``, those of the latest iteration apply; set ``lanes``, or call ``batch.rows()``.
         Raises UsageError if the epoch has no such batch.
         """
         ranks, _ = self._ranks()
@@ -432,7 +432,7 @@ class ResumableDataset(IterableDataset[Batch]):
         return self._share(Place(epoch, 0, self._ranks()[0])).count()
 
     def _share(self, begin: Place, *, worker: int = 0, workers: int = 1, readers: int | None = None) -> EpochShare:
-        """The share of this rank, with its number of ``readers``, or of one of its workers, from a place on."""
+        """The share of this rank with ``readers`` readers, or of one of its workers, from a place on."""
         ranks, rank = self._ranks()
         epoch, start, lanes, divisions = begin
         if self._can_divide:
@@ -456,7 +456,7 @@ class ResumableDataset(IterableDataset[Batch]):
         return self._ranks_of_all()
 
     def _ranks_of_all(self) -> tuple[int, int]:
-        """The number of all ranks and this one: chosen, of this worker's trainer, or of torch.distributed."""
+        """The number of all ranks and this one: as chosen, from this worker's trainer, or from torch.distributed."""
         if self._chosen_ranks is not None:
             return self._chosen_ranks
         if get_worker_info() is not None and self._ranks_of_trainer is not None:
@@ -471,7 +471,7 @@ class ResumableDataset(IterableDataset[Batch]):
     def __getstate__(self) -> dict[str, Any]:
         """Pass the ranks of this process on to its workers.
 
-        Other processes ask again: a rank that a framework spawns is not the process that made the dataset.
+        Other processes determine theirs again: a rank spawned by a framework is not the process that made the dataset.
         """
         return {**self.__dict__, "_iteration": None, "_ranks_of_trainer": self._ranks_of_all()}
 

@@ -17,7 +17,7 @@ decimal of up to 15 digits          float64 tensor: 12.34 is the double nearest 
 decimal of 16 digits and more       int64 tensor if the scale is 0 and all values fit by type or statistics; else
                                     an error that offers ``decimals="float64"`` (rounded to 15 to 17 digits),
                                     ``"unscaled"`` (int64: 12.34 is 1234 at the scale in ``ds.schema``) or
-                                    ``"text"`` (a Ragged of str); each of these holds for all decimals
+                                    ``"text"`` (a Ragged of str); each of these applies to all decimals
 dictionary                          as its values
 struct                              dict of its fields
 map                                 Ragged of ``{"key": ..., "value": ...}``
@@ -53,11 +53,11 @@ DECIMALS = ("float64", "unscaled", "text")
 
 @dataclass(frozen=True)
 class Conversion:
-    """How values become tensors: nulls raise (default), get a mask beside the column, or a value per column.
+    """How values become tensors. Nulls raise (default), get a mask beside the column, or a value per column.
 
     ``fill`` maps columns, and paths inside them, to values. ``inherited`` is the value of the enclosing column, for
     fields and items without their own. ``inside`` marks a part of a column, which has no mask. ``decimals`` is one of
-    DECIMALS; with None the digits decide.
+    DECIMALS; with None, the digits decide.
     """
 
     mask: bool = False
@@ -107,7 +107,7 @@ def null_error(name: str, count: int, where: str, nulls: Conversion, fields: Seq
 def fills_when_decoded(nulls: Conversion, kinds: Mapping[str, Kind]) -> dict[str, Fill]:
     """The fills of columns of numbers and texts that are made at decoding, once for all batches.
 
-    Other columns are filled batch by batch. So are those with an invalid fill, which is an error only if there is a
+    Other columns are filled batch by batch, and so are those with an invalid fill, which is only an error if there is a
     null.
     """
     found: dict[str, Fill] = {}

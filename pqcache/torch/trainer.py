@@ -1,4 +1,4 @@
-"""transformers' Trainer for datasets of pqcache. Only this module imports transformers."""
+"""transformers' Trainer for pqcache's datasets. Only this module imports transformers."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ _REFUSED: dict[str, tuple[Any, str, str]] = {  # by argument of TrainingArgument
 class Trainer(transformers.Trainer):  # type: ignore[misc]
     """``transformers.Trainer`` that reads ParquetDataset and Mix as they are: every row, also in evaluations.
 
-    It is used like that one, and for datasets of other libraries it is that one. With another class of Trainer:
-    ``class MyTrainer(pqcache.torch.trainer.Trainer, SFTTrainer)``.
+    Use it like that one; with other datasets it behaves the same. With another class of Trainer: ``class
+    MyTrainer(pqcache.torch.trainer.Trainer, SFTTrainer)``.
 
     - Batches are the dataset's, so its ``batch_size`` counts, for each process, and its ``transform`` makes the inputs
       of the model. Arguments that say otherwise raise UsageError. The arguments ``dataloader_num_workers``,
@@ -52,7 +52,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
     _pqcache_callback: _KeepPlace | None = None
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Train, from a checkpoint or from the start; as ``transformers.Trainer.train``."""
+        """Train, from a checkpoint or from the start, like ``transformers.Trainer.train``."""
         found = get_last_checkpoint(self.args.output_dir) if resume_from_checkpoint is True else resume_from_checkpoint
         if found and isinstance(self.train_dataset, ResumableDataset):
             if self.args.ignore_data_skip:
@@ -65,7 +65,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
             self._pqcache_checkpoint = None
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """Return the loader of the training, at the place of the checkpoint that is resumed."""
+        """Return the training loader, at the position of the resumed checkpoint."""
         if not isinstance(self.train_dataset, ResumableDataset):
             return super().get_train_dataloader()  # type: ignore[no-any-return]
         _check_arguments(self, self.train_dataset, "per_device_train_batch_size")
@@ -79,7 +79,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         return _TrainerLoader(loader, skipped)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
-        """Return the loader of an evaluation."""
+        """Return the evaluation loader."""
         chosen = self.eval_dataset if eval_dataset is None else eval_dataset
         chosen = self.eval_dataset[chosen] if isinstance(chosen, str) else chosen
         if not isinstance(chosen, ResumableDataset):
@@ -87,7 +87,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         return self._pqcache_evaluation(chosen)
 
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader[Any]:
-        """Return the loader of a prediction."""
+        """Return the prediction loader."""
         if not isinstance(test_dataset, ResumableDataset):
             return super().get_test_dataloader(test_dataset)  # type: ignore[no-any-return]
         return self._pqcache_evaluation(test_dataset)
@@ -121,7 +121,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
 
 
 class _TrainerLoader(DataLoader[Any]):
-    """A Loader in the form that the Trainer takes apart: its dataset counts rows, and skips batches for free."""
+    """A Loader in the form expected by the Trainer: its dataset counts rows, and skips batches for free."""
 
     _is_accelerate_prepared = True
 
@@ -141,9 +141,9 @@ class _TrainerLoader(DataLoader[Any]):
 
 
 class _RestOfEpoch(IterableDataset[Any]):
-    """A resumed loader as Accelerate's ``skip_first_batches`` iterates it: it skips ``skipped`` items, which are None.
+    """A resumed loader for Accelerate's ``skip_first_batches``, which skips its first ``skipped`` items: they are None.
 
-    The loader is where the checkpoint was written already, and goes on from there.
+    The loader is already at the checkpoint's position, and continues there.
     """
 
     def __init__(self, loader: Loader, skipped: int) -> None:
@@ -163,7 +163,7 @@ class _RestOfEpoch(IterableDataset[Any]):
 
 
 class _KeepPlace(transformers.TrainerCallback):  # type: ignore[misc]
-    """Writes the place of the training's loader into each checkpoint."""
+    """Writes the position of the training loader into each checkpoint."""
 
     loader: Loader | None = None
 
@@ -174,9 +174,10 @@ class _KeepPlace(transformers.TrainerCallback):  # type: ignore[misc]
 
 
 def _resume(loader: Loader, checkpoint: Path, accumulated: int) -> int:
-    """Set a loader to the place in a checkpoint, and return how many batches of the epoch the Trainer will skip.
+    """Set a loader to a checkpoint's position; return how many batches of the epoch the Trainer will skip.
 
-    Raises UsageError if the Trainer, which counts steps of the current number of processes, comes to another place.
+    Raises UsageError if the Trainer, which counts steps of the current number of processes, arrives at another
+    position.
     """
     if not (checkpoint / PLACE).is_file():
         reason = f"it has no {PLACE}, the place in the dataset: another Trainer wrote it, or it is not complete"

@@ -1,4 +1,4 @@
-"""Calls the transform: seeded, on threads if wanted, and replacing rows for which it fails."""
+"""Calls the transform: seeded, optionally on threads, and replacing rows for which it fails."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ def _add_note(error: Exception, text: str) -> None:
 class FailedRow:
     """A row for which the transform raised ``error``, in batch (or row) ``index`` of ``epoch``.
 
-    ``row`` is its position in row group ``row_group`` of ``file``. With a filter only rows that meet it count, with
-    weights each row counts as often as it comes, and with packed documents the sequences count. It is -1 if the batch
-    failed only as a whole; file and row group are then those of its first row.
+    ``row`` is its position in row group ``row_group`` of ``file``. Only rows that pass a filter count; with weights
+    each row counts as often as it comes, and with packed documents the sequences count. It is -1 if only the batch as a
+    whole failed; file and row group are then those of its first row.
     """
 
     epoch: int
@@ -90,9 +90,9 @@ class FailedRow:
 
 
 class FailureLog:
-    """Failed rows in a temporary file to which the workers append; it goes with the dataset that made it.
+    """Failed rows in a temporary file to which the workers append; it is removed with its dataset.
 
-    The dataset holds a lock on it. Files without one, of killed processes, are removed when the next one is made.
+    The dataset holds a lock on it. Unlocked files, left by killed processes, are removed when the next one is made.
     """
 
     def __init__(self) -> None:
@@ -146,13 +146,13 @@ def _remove_abandoned(directory: Path) -> None:
 
 @dataclass
 class _Failed:
-    """The result for a batch without a good row, with the last error."""
+    """The result for a batch in which all rows failed, with the last error."""
 
     error: Exception
 
 
 class TransformRunner:
-    """Transforms the batches, or rows, that one worker reads of one pass over a dataset."""
+    """Transforms the batches, or rows, that one worker reads in a pass over a dataset."""
 
     def __init__(
         self, options: DatasetOptions, this: Epoch, failures: FailureLog | None, node: int | None, meter: Meter
@@ -168,14 +168,14 @@ class TransformRunner:
     ) -> Generator[Any]:
         """Yield the result for each item, in order.
 
-        ``indices`` are the global indices of the items, in an epoch of ``total``. ``read`` fetches the batch that
-        replaces one without a good row if it is not among the coming items.
+        ``indices`` are the global indices of the items, in an epoch of ``total``. ``read`` fetches a replacement for a
+        batch without a good row that is not among the coming items.
         """
         coming: deque[Item] = deque()  # items that are read and not yet yielded
         results: deque[Callable[[], Any]] = deque()  # of the first of them
 
         def value_of(index: int, after: Item) -> Any:
-            """Another batch: one that this worker reads later anyway, or one read for this."""
+            """Another batch: one that this worker will read later anyway, or one read for this purpose."""
             if index < after.position.index or index not in indices:
                 return read(index)
             while all(item.position.index != index for item in coming):
@@ -203,7 +203,7 @@ class TransformRunner:
 
     @property
     def ahead(self) -> int:
-        """How many batches may be in the transform or waiting for their turn."""
+        """How many batches may be in the transform or wait for their turn."""
         return 1 if self._threads is None else _AHEAD * self._threads
 
     @contextmanager
@@ -220,7 +220,7 @@ class TransformRunner:
 
     @contextmanager
     def _located(self, item: Item) -> Iterator[None]:
-        """Note in an error which batch it is about, keeping its type and traceback."""
+        """Add the batch's position to an error, keeping its type and traceback."""
         try:
             yield
         except Exception as error:
@@ -305,7 +305,9 @@ class TransformRunner:
             return _Failed(error)
 
     def _bad_rows(self, item: Item, rows: Sequence[int]) -> dict[int, Exception]:
-        """Bisect ``rows``, for all of which the transform fails, to the bad ones; none if it fails only for several."""
+        """Bisect ``rows``, for which the transform fails together, to the bad ones; none if it only fails for several
+        at once.
+        """
         if len(rows) == 1:
             found = self._tried(item, self._rows(item.value, rows))
             return {rows[0]: found.error} if isinstance(found, _Failed) else {}
@@ -348,7 +350,7 @@ class TransformRunner:
     ) -> Any:
         """Replace a batch without a good row by the next batch of its lane, or an earlier one.
 
-        The lane alone decides, so the result is the same in any topology and after a resume.
+        The lane alone decides, so the result is the same for any number of ranks and workers, and after a resume.
         """
         inside = item.position.index % total
         others = chain(range(inside + lanes, total, lanes), range(inside - lanes, -1, -lanes))

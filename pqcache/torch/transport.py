@@ -1,10 +1,10 @@
-"""What workers and trainer share: messages, which are a pickle and bytes of tensors in shared memory, and numbers.
+"""Transport between workers and trainer: messages (a pickle, and tensor bytes in shared memory) and shared numbers.
 
 A worker writes the tensors of a message end to end into a free slot, and sends the pickle and a reference to the slot
-through DataLoader's pipe. The trainer maps each slot once and makes tensors over it. When the last of them is gone it
-marks the slot as free, and the worker uses it again, so that after a few batches there are no new pages and no
-descriptors to pass. Small messages go through the pipe whole. So do all others on systems without memfd (anything but
-Linux), and when all slots are in use because the trainer keeps many batches.
+through DataLoader's pipe. The trainer maps each slot once and makes tensors over it. When the last of them is gone, it
+marks the slot as free and the worker reuses it, so that after a few batches no pages are new and no descriptors have to
+be passed. Small messages go through the pipe whole. So do all others on systems without memfd (anything but Linux), and
+when all slots are in use because the trainer keeps many batches.
 
 A child that is forked while the trainer has tensors over a slot maps it too, for an unknown time. Such a slot is
 retired: it is never used again, and its memory is freed when the last process has unmapped it.
@@ -62,7 +62,9 @@ _NUMPY_TYPES = frozenset(
 
 
 class SlotReference(NamedTuple):
-    """How the receiver finds a slot; ``token`` tells it from earlier slots with the same descriptor."""
+    """A reference by which the receiver finds a slot; ``token`` distinguishes it from earlier slots with the same
+    descriptor.
+    """
 
     process: int
     descriptor: int
@@ -71,7 +73,7 @@ class SlotReference(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A pickle, the sizes of the buffers that it refers to, and their bytes, each buffer aligned."""
+    """A pickle, the sizes of its buffers, and their bytes, each buffer aligned."""
 
     pickled: bytes
     sizes: Sequence[int]
@@ -79,7 +81,7 @@ class Message(NamedTuple):
 
 
 class _Pickler(ForkingPickler):
-    """Keeps the bytes of tensors and arrays out of the pickle; the rest is as torch pickles it."""
+    """Keeps the bytes of tensors and arrays out of the pickle; everything else is pickled as by torch."""
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) is not torch.Tensor:
@@ -101,7 +103,7 @@ def _tensor(array: Any, dtype: torch.dtype | None = None, shape: tuple[int, ...]
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is only values in host memory with a type, a shape and strides."""
+    """Whether a tensor consists only of values in host memory with a type, a shape and strides."""
     return (
         tensor.is_cpu
         and tensor.layout is torch.strided
@@ -130,7 +132,7 @@ def message_of(value: Any) -> Message:
 
 
 def value_of(message: Message) -> Any:
-    """Read a message, once. Its tensors lie in the sender's memory, and none is a view of another."""
+    """Read a message, once. Its tensors use the sender's memory, and none is a view of another."""
     content = message.content
     place = _bytes_of(content) if isinstance(content, SlotReference) else np.frombuffer(bytearray(content), np.uint8)
     at, buffers = 0, []
@@ -154,7 +156,7 @@ class Slot:
 
     @property
     def state(self) -> int:
-        """FREE, SENT from the moment it is chosen until the receiver lets go of it, or RETIRED."""
+        """FREE, SENT from when it is chosen until the receiver releases it, or RETIRED."""
         return self._map[_STATE]
 
     def take(self, size: int) -> None:
@@ -162,7 +164,7 @@ class Slot:
         self.touched = max(self.touched, size)
 
     def empty(self) -> None:
-        """Give the memory back to the system until the slot is written to again."""
+        """Return the memory to the system until the slot is written to again."""
         try:
             self._map.madvise(mmap.MADV_REMOVE, _HEADER, self.size)
             self.touched = 0
@@ -175,7 +177,9 @@ class Slot:
 
 
 class Slots:
-    """The slots of this process. Idle ones are emptied once all take much more memory than was ever in use at once."""
+    """The slots of this process. Idle ones are emptied once all together take much more memory than was ever in use at
+    once.
+    """
 
     def __init__(self) -> None:
         self.process = os.getpid()
@@ -184,10 +188,10 @@ class Slots:
         self._lock = threading.Lock()  # a queue pickles on a thread of its own
 
     def take(self, size: int) -> Slot | None:
-        """Choose a free slot for a message of ``size`` bytes; None if there can be no more.
+        """Choose a free slot for a message of ``size`` bytes; None if the limit is reached.
 
-        Slots have powers of two as sizes, so that there are few of them. One of twice the size will do, as the sizes of
-        messages may vary around a power of two.
+        Sizes of slots are powers of two, so that there are few of them. A slot of twice the size is acceptable, as
+        message sizes may vary around a power of two.
         """
         capacity = 1 << (size - 1).bit_length()
         with self._lock:
@@ -274,9 +278,9 @@ def _map(slot: SlotReference) -> mmap.mmap:
 
 
 def _gone(process: int) -> RuntimeError:
-    """Wait for the end of a worker whose memory is gone: DataLoader, which looks next, then names it in its error.
+    """Wait for the end of a worker whose memory is gone, so that DataLoader, which checks next, names it in its error.
 
-    A worker closes its descriptors some time before it ends.
+    A worker closes its descriptors before it ends.
     """
     deadline = time.monotonic() + _ENDING
     while not has_ended(process) and time.monotonic() < deadline:
@@ -306,12 +310,12 @@ os.register_at_fork(before=_retire_leased)
 def begin_worker() -> None:
     """Prepare this process, a worker of a DataLoader.
 
-    Python's garbage collector is told to leave the trainer's objects alone: it would write to all of them, and so copy
-    the memory that the worker shares with the trainer since the fork.
+    Python's garbage collector must not touch the trainer's objects: it would write to all of them, and so copy the
+    memory that the worker shares with the trainer since the fork.
 
     The worker also ends when its trainer is killed. torch only compares the parent's id, which does not change for the
-    child of a fork server. And a worker that ends waits for ever for the thread that writes batches to the trainer's
-    pipe: it holds the reading end of the pipe too, so that this thread gets no error when nobody reads.
+    child of a fork server. And an ending worker would wait forever for the thread that writes batches to the trainer's
+    pipe: as the worker holds the reading end too, that thread gets no error when nobody reads.
     """
     global _begun
     if _begun != os.getpid():
@@ -362,17 +366,17 @@ class WorkerMemory:
 
     @property
     def is_own(self) -> bool:
-        """Whether this process made the memory: a trainer, or a worker that makes its own dataset."""
+        """Whether this process made the memory: it is a trainer, or a worker with its own dataset."""
         return self._made_by == os.getpid()
 
     @property
     def seen(self) -> Numbers:
-        """The numbers, to be read only. Works before torch has told a worker that it is one, too."""
+        """The numbers, read-only. Works even before torch has told a worker that it is one."""
         return self._begin if self._is_inherited and get_worker_info() is None else self._numbers
 
     @property
     def numbers(self) -> Numbers:
-        """The numbers that this process shares, to be read and written."""
+        """The numbers that this process shares, for reading and writing."""
         if self._is_inherited and get_worker_info() is None:
             with _lock:
                 if self._is_inherited:
@@ -381,7 +385,7 @@ class WorkerMemory:
         return self._numbers
 
     def bequeath(self) -> None:
-        """Keep the numbers that a process about to be forked begins with if it is a trainer."""
+        """Keep the initial numbers for a process about to be forked, in case it is a trainer."""
         self._begin = self._first(self.numbers)
         self.started += 1
 
@@ -403,7 +407,7 @@ class WorkerMemory:
 
 
 def _shared_copy(values: Numbers) -> torch.Tensor:
-    """Copy into shared memory, whatever device and mode torch is set to.
+    """Copy into shared memory, regardless of torch's default device and mode.
 
     numpy copies: ``share_memory_`` uses threads, and hangs in a forked process whose parent had some.
     """

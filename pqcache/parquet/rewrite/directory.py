@@ -82,7 +82,7 @@ _MIN_AHEAD, _MAX_AHEAD = 8 << 20, 512 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class KnownOfSources:
-    """Facts about the files of a directory that the files don't tell.
+    """Facts about the files of a directory that the files themselves don't contain.
 
     Attributes:
         schema: the schema of a whole table, to unify with those of the files.
@@ -120,7 +120,7 @@ def rewrite_directory(
         target: an empty or new directory.
         options: sizes, codecs, and changes to columns and rows.
         on_progress: called with the number of source bytes done since the last call.
-        known: facts about ``sources`` that the files don't tell.
+        known: facts about ``sources`` that the files don't contain.
         use_page_cache: the files will be read next, so they aren't written past the page cache.
 
     Raises:
@@ -390,7 +390,7 @@ def count_unchanged_files(
 
     Every row group must be within the limit (unless it is a single row), fill 95 % of it (unless it is the last one
     with rows), and not cross a block boundary. Files without rows and empty row groups don't fit, except a single file
-    without rows; nor do files with another schema than the first, or with another encoding than ``options`` ask for.
+    without rows; nor do files whose schema differs from the first one's, or whose encoding differs from ``options``.
     ``made_alike`` says for each file whether it was made with the same options, except for the row-group size.
     """
     if len(metadata) == 1 and metadata[0].num_rows == 0:
@@ -416,7 +416,7 @@ def count_unchanged_files(
 
 
 def _is_as_asked(file: pq.FileMetaData, options: RewriteOptions) -> bool:
-    """Whether a file's footer proves that it is encoded as ``options`` ask.
+    """Whether a file's footer proves that it is encoded according to ``options``.
 
     Columns that don't shrink have no codec, so a file without codecs proves nothing, and no file proves its level.
     """

@@ -114,7 +114,7 @@ class Encoder:
         columns: how many top-level columns there are.
         dictionaries: the size of the largest dictionary of each column that arrives with one.
         encoded: compressed bytes.
-        again: those encoded more than once.
+        again: compressed bytes encoded more than once.
     """
 
     def __init__(self, footer_schema: FooterSchema, plain: Encodings, name: str, executor: Executor) -> None:

@@ -83,7 +83,7 @@ class RewriteResult:
     Attributes:
         outputs: the files of the target, in row order.
         encoded: compressed bytes that were encoded.
-        encoded_again: those of them encoded more than once.
+        encoded_again: the part of them encoded more than once.
         warnings: messages for the user, each naming a file.
     """
 
@@ -218,7 +218,7 @@ class _Writer:
             number += 1
 
     def probe(self, anew: bool = False) -> None:
-        """Choose encodings by a sample, unless the present ones are about as good, and make a first estimate."""
+        """Choose encodings by a sample, unless the current ones are about as good, and make a first estimate."""
         size = min(max(self.queue.bytes // _PROBE_SHARE, _MIN_PROBE), _MAX_PROBE)
         sample = self.queue.sample(size, _SAMPLE_SLICES)
         settings, encoder = self.settings, self.encoder
@@ -349,7 +349,9 @@ class _Writer:
             group.force = max(1, (group.fits + group.over) // 2)
 
     def wants_more(self, group: _OpenRowGroup, size: int, dictionary_bytes: int) -> bool:
-        """Whether a row group of ``size`` bytes should get more rows, which has ``dictionary_bytes`` encoded again."""
+        """Whether a row group of ``size`` bytes should get more rows, at the cost of encoding ``dictionary_bytes``
+        again.
+        """
         stuck = group.most == 0 and not group.dictionary  # else it was due to an estimate, corrected since
         if group.tries > _MAX_TRIES or stuck or (group.over or sys.maxsize) <= group.rows + 1:
             return False
@@ -527,7 +529,7 @@ class SizeEstimate:
         return min(_UNSURE, max(_SURE, 1.5 * self.dictionary_spread))
 
     def learn_part(self, weights: Floats, taken: Floats, columns: Sequence[int], share: float) -> None:
-        """Learn from a part that took ``share`` of a row group: the larger the part, the more."""
+        """Learn from a part that took ``share`` of a row group; larger parts count more."""
         estimated, size = self.of(weights, columns), float(taken[columns].sum())
         if estimated and size:
             error = abs(size / estimated - 1)
@@ -553,8 +555,8 @@ class SizeEstimate:
 def estimate_from_sample(sample: pa.Table, encodings: Encodings, limit: int) -> tuple[int, list[float]]:
     """The number of rows like ``sample``'s that fill ``limit`` bytes, and the bytes of each leaf column.
 
-    A row group is a hundred times the sample, and columns don't grow in proportion: a dictionary is paid for once, or
-    grows with the rows, and its indices with it. A quarter of the sample tells which.
+    A row group is a hundred times the sample, and columns don't grow in proportion: a dictionary may be stored once, or
+    grow with the rows, and its indices with it. Comparing with a quarter of the sample tells which.
     """
     few = sample.slice(0, sample.num_rows // 4)
     large = encoded_chunks(sample, encodings)

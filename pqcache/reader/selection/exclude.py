@@ -1,4 +1,4 @@
-"""``exclude=``: leaves rows out, by their place or by the values of a column."""
+"""``exclude=``: leaves rows out, by position or by the values of a column."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ def exclusions_of(found: Any) -> Exclusions:
 
 
 def divided(exclusions: Exclusions, epoch: int) -> tuple[tuple[Excluded, ...], tuple[Excluded, ...]]:
-    """The rows that an epoch leaves out, and those to drop from its batches, as later epochs leave them out."""
+    """The rows that an epoch leaves out, and those dropped from its batches as only later epochs leave them out."""
     now, later = (tuple(one for begin, one in exclusions if (begin > epoch) == is_later) for is_later in (False, True))
     return now, later
 
 
 def excluded(data: LocalDataset, given: Any) -> list[Excluded]:
-    """The rows that ``exclude=`` names, in any snapshot; raises UsageError for anything but rows."""
+    """Parse ``exclude=`` to rows in any snapshot; raises UsageError for anything else."""
     if given is None or isinstance(given, Excluded):
         return [] if given is None else [given]
     given = getattr(given, "selected", given)

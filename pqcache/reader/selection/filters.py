@@ -1,7 +1,7 @@
 """``filters=``, the rows that satisfy a condition, and ``since=``, the files that an older snapshot lacks.
 
-Partition values, minima, maxima and null counts decide a condition for complete row groups. For the others, its columns
-are read.
+Partition values, minima, maxima and null counts decide a condition for whole row groups. For the others, the
+condition's columns are read.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class RowFilter:
 
     Attributes:
         schema: the dataset's columns, as users see them.
-        condition: None for a pyarrow expression, whose parts cannot be seen.
-        columns: those that it names.
-        text: the same only for the same condition.
+        condition: None for a pyarrow expression, which cannot be taken apart.
+        columns: the columns in the condition.
+        text: identifies the condition.
     """
 
     schema: pa.Schema
@@ -57,7 +57,7 @@ class RowFilter:
 def filter_rows(found: Selection, filters: Any, known: Counts | None) -> Selection:
     """The rows that satisfy ``filters``.
 
-    That is a condition as for ``--where``, a list as pandas and pyarrow take it, or a pyarrow expression;
+    ``filters`` is a condition as for ``--where``, a list as in pandas and pyarrow, or a pyarrow expression;
     docs/loading.md says how nulls are treated. UsageError if it is invalid.
     """
     index, groups = found.data.index, found.row_groups
@@ -101,7 +101,7 @@ def _parsed(filters: Any, index: Index) -> RowFilter:
 
 
 def _columns_in(expression: pc.Expression, schema: pa.Schema) -> tuple[str, ...]:
-    """The columns without which an expression fails: pyarrow does not list those it names."""
+    """The columns without which an expression fails; pyarrow does not list an expression's columns."""
     empty = schema.empty_table()
     if "FieldPath(" in str(expression):
         raise UsageError(f"filters {expression}", "give columns by name, not by number")
@@ -172,7 +172,9 @@ log = logging.getLogger("pqcache.reader")
 
 
 def base_of(data: LocalDataset, since: Any) -> str:
-    """The ID of the snapshot that ``since`` names by ID, number, pin or state; UsageError if none was here."""
+    """The ID of the snapshot that ``since`` names by ID, number, pin or state; raises UsageError if this cache never
+    had it.
+    """
     if data.cache is None:
         reason = "only a cache knows what was there before, and this is a directory, a file or one snapshot"
         raise UsageError("since", f"{data.root}: {reason}", "open the cache that 'pqcache sync' made")
@@ -195,9 +197,9 @@ def base_of(data: LocalDataset, since: Any) -> str:
 
 
 def rows_since(found: Selection, base: str, known: Counts | None) -> Selection:
-    """The row groups of files that are made from a source file which the snapshot ``base`` lacks.
+    """The row groups of files made from a source file that the snapshot ``base`` lacks.
 
-    Logs how many rows these are when a dataset is opened, not in each of its workers, which know it.
+    Logs the number of rows when a dataset is opened, but not again in each worker.
     """
     data, name = found.data, f"since-{base}"
     is_opened = not any(key.startswith(name) for key in known or ())
@@ -219,7 +221,7 @@ def rows_since(found: Selection, base: str, known: Counts | None) -> Selection:
 
 
 def _new_files(data: LocalDataset, base: str) -> tuple[Bools, Bools | None]:
-    """Which files of the index are new, and which have a source whose path the base has too; None: not known."""
+    """Which files of the index are new, and which have a source whose path is also in the base; None if unknown."""
     assert data.cache is not None
     entries = {entry.path: entry for entry in read_manifest(data.root / FILES).files}
     is_left, number = _is_left(data.cache, base), _number(base)
@@ -245,7 +247,7 @@ def _new_files(data: LocalDataset, base: str) -> tuple[Bools, Bools | None]:
 
 
 def _is_left(cache: Path, base: str) -> bool:
-    """Whether a rollback has left it for an older snapshot: later ones are not made from it."""
+    """Whether a rollback replaced ``base`` by an older snapshot, so that later ones are not based on it."""
     is_left = False
     for record in read_history(cache):
         if record.get("command") == ROLLBACK:

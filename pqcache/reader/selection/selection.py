@@ -1,7 +1,7 @@
-"""The rows of each row group that an epoch reads, as positions computed for one row group at a time.
+"""The rows that an epoch reads, as positions computed for one row group at a time.
 
-The number of rows chosen of each row group is known before an epoch: by the index, or counted once and stored beside
-the snapshot.
+The number of chosen rows in each row group is known before an epoch: it is in the index, or counted once and stored
+beside the snapshot.
 """
 
 from __future__ import annotations
@@ -79,11 +79,11 @@ class Selection:
     Attributes:
         row_groups: the row groups with rows, as numbered in the index.
         counts: the number of rows, or sequences, of each.
-        name: equal only for the same rows, so that states know their selection.
-        columns: the columns in files that have to be read to find rows.
+        name: equal only for the same rows; identifies the selection in states.
+        columns: the columns of files that have to be read to find rows.
         tests: a row is chosen if it passes all of them.
-        pick: chooses among the rows that pass, by their numbers among these, ascending; None for all.
-        arrange: turns chosen rows into sequences, or repeats them by their weights.
+        pick: chooses among the rows that pass, as ascending numbers of these; None for all.
+        arrange: combines chosen rows to sequences, or repeats them by weight.
     """
 
     data: LocalDataset
@@ -183,9 +183,9 @@ class Selection:
         known: Counts | None,
         groups: Ints | None = None,
     ) -> pa.Table:
-        """Call ``count`` once for each row group (None: all): see `found_once`.
+        """Call ``count`` once for each row group (all if ``groups`` is None); see `found_once`.
 
-        It returns the values of columns of these ``kinds``; the resulting table has the column ``group`` before them.
+        It returns the values of columns of types ``kinds``; the resulting table has the column ``group`` before them.
         Row groups are read on all cores, as they arrive.
         """
         wanted = self.row_groups if groups is None else groups
@@ -212,9 +212,10 @@ def digest_of(values: Any, *arrays: Ints) -> str:
 def found_once(
     data: LocalDataset, name: str, groups: Ints, known: Counts | None, find: Callable[[], pa.Table]
 ) -> pa.Table:
-    """The results of ``find`` for row groups: from ``known``, from a file beside the snapshot, or new and kept in both.
+    """The results of ``find`` for row groups: taken from ``known`` or a file beside the snapshot, or computed and
+    stored in both.
 
-    ``name`` is the name of the file, equal only for equal counts.
+    The file is named ``name``, which must be equal only for equal counts.
     """
     known = {} if known is None else known
     key = f"{name}-{hashlib.blake2b(groups.tobytes(), digest_size=8).hexdigest()}"
@@ -289,7 +290,7 @@ def _checksum(groups: Ints, table: pa.Table) -> str:
 
 
 class ChosenColumn:
-    """A column, or a field of a struct, that a selection depends on, with values in the files or in the paths.
+    """A column, or a field of a struct, used by a selection, with values in the files or in the paths.
 
     Raises UsageError about ``option`` if there is no column ``name``.
     """

@@ -1,4 +1,4 @@
-"""``sequence=``: which rows of a row group make a sample of several rows, one after the other."""
+"""``sequence=``: samples of several consecutive rows of a row group."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ _MOST_STEPS = 1 << 20  # no usual row group has more rows, and each step is kept
 class Sequence:
     """Samples of several consecutive rows: ``ParquetDataset(..., sequence=Sequence(3, order_by="ts", max_gap=0.1))``.
 
-    The rows of a row group that ``filters`` leave are put in order by ``group_by``, then by ``order_by`` (rows equal in
-    both keep the order of the file), and are divided into runs: a run ends where the group changes, where two rows are
-    further apart than ``max_gap``, and at the end of the row group. A sequence is ``length`` consecutive rows of a run.
-    Every sequence comes exactly once per epoch. Rows with a null (or NaN) in ``order_by`` or ``group_by`` are left out.
+    The rows of a row group that pass ``filters`` are sorted by ``group_by``, then by ``order_by`` (ties keep file
+    order), and divided into runs: a run ends when the group changes, when two rows are further apart than ``max_gap``,
+    and at the end of the row group. A sequence is ``length`` consecutive rows of a run. Every sequence comes exactly
+    once per epoch. Rows with a null (or NaN) in ``order_by`` or ``group_by`` are left out.
 
     ``length``      rows of a sequence
     ``order_by``    column of numbers, times or dates, or of text if there is no ``max_gap``
     ``max_gap``     how much ``order_by`` may grow from one row of a sequence to the next, in the column's own unit, or
                     for times and dates as a timedelta; None: any
     ``group_by``    column, or several, whose values are the same in all rows of a sequence
-    ``stride``      rows from the start of one sequence to the start of the next one in a run; ``length`` makes them
-                    not overlap
+    ``stride``      rows from the start of one sequence to the start of the next one in a run; if it is
+                    ``length``, they don't overlap
     ``columns_at``  ``{column: step}`` or ``{column: [step, ...]}``: the steps, from 0 to ``length - 1`` (or from the
                     end, negative), at which a column is wanted; columns that are not named are given for all steps
 
@@ -108,7 +108,7 @@ class Sequence:
         return (self.group_by,) if isinstance(self.group_by, str) else self.group_by
 
     def steps(self, column: str) -> tuple[int, ...]:
-        """The steps at which a column is given."""
+        """The steps for which a column is returned."""
         wanted = (self.columns_at or {}).get(column, range(self.length))
         if isinstance(wanted, int):
             wanted = (wanted,)
@@ -172,7 +172,7 @@ def sequences_of(found: Selection, sequence: Sequence, known: Counts | None) -> 
 
 
 def _in_runs(sequence: Sequence, gap: Any, table: pa.Table, rows: Ints) -> Positions:
-    """The sequences among ``rows`` of a row group; ``table`` has the columns that order and divide them."""
+    """The sequences among ``rows`` of a row group; ``table`` has the columns to sort and divide them by."""
     complete = np.ones(table.num_rows, np.bool_)
     for column in table.columns:
         if column.null_count or pa.types.is_floating(column.type):
@@ -221,7 +221,7 @@ def _gap_in_unit(sequence: Sequence, kind: pa.DataType) -> Any:
 
 
 def _sort_keys(column: pa.ChunkedArray) -> Any:
-    """A column without nulls as numbers of the same order; numbers and times keep their distances."""
+    """A column without nulls as numbers in the same order; numbers and times keep their differences."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         column = column.cast(kind.value_type)
@@ -238,7 +238,7 @@ def _sort_keys(column: pa.ChunkedArray) -> Any:
 
 
 def _increases(key: Any) -> Any:
-    """How much larger each number is than the one before; anything if it is not larger."""
+    """How much larger each number is than the one before; undefined if it is not larger."""
     if key.dtype.kind == "f":
         with np.errstate(all="ignore"):
             return np.diff(key)
@@ -246,7 +246,7 @@ def _increases(key: Any) -> Any:
 
 
 def _group_codes(table: pa.Table) -> Ints:
-    """Number distinct rows in the order in which they first come."""
+    """Number distinct rows in order of first occurrence."""
     codes = np.zeros(table.num_rows, np.int64)
     for column in table.columns:
         array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)

@@ -1,8 +1,8 @@
-"""``split=``: the rows whose key has a hash in an interval, so that a row is always on the same side.
+"""``split=``: the rows whose key's hash is in an interval, so that a row always stays in the same part.
 
 The hash is XXH3 with 64 bits of a value's canonical form, which docs/splits.md specifies: equal values have equal
-hashes, in whatever type a file stores them. Numbers, dates and times are 8 bytes, hashed in numpy without a call for
-each value; texts and bytes are hashed as they are.
+hashes, whichever type a file stores them in. Numbers, dates and times are 8 bytes, hashed in numpy without a call per
+value; texts and bytes are hashed as they are.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class Split:
     intervals share no row. docs/splits.md says how values are hashed.
 
     ``key``         a column, or a field of a struct (``user.id``), of numbers, booleans, text, binary, dates or times.
-                    None: each row for itself, by its file and its number in it, which holds for one snapshot
+                    None: each row separately, by its file and number in it, which is only stable within a snapshot
     ``low``, ``high``   the interval, from ``low`` up to, but not including, ``high``; 0 and 1 are the ends
     ``salt``        text that selects another hash, for a division independent of the first
-    ``outside``     take the rows outside of the interval instead
+    ``outside``     take the rows outside the interval instead
 
     >>> train = Split("user_id", 0.0, 0.9)
     >>> train.complement()
@@ -100,7 +100,7 @@ class Split:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """The hashes of the interval: from the first to the last, both included."""
+        """The first and last hash of the interval, both included."""
         low, high = (math.ceil(Fraction(end) * (1 << 64)) for end in (self.low, self.high))
         return low, high - 1
 
@@ -205,7 +205,7 @@ def _hashes(values: pa.Array, seed: int) -> Hashes:
 
 
 def _hashes_of_bytes(values: pa.Array, seed: int) -> Hashes:
-    """The hashes of texts; nulls get any."""
+    """The hashes of texts; those of nulls are arbitrary."""
     texts = values
     if not pa.types.is_fixed_size_binary(texts.type):
         texts = texts.cast(without_views(texts.type)).cast(pa.large_binary())
@@ -217,7 +217,7 @@ def _hashes_of_bytes(values: pa.Array, seed: int) -> Hashes:
 
 
 def _words(values: pa.Array) -> Hashes:
-    """The 8 bytes of each value of a fixed-width type, as a number; nulls get any."""
+    """The 8 bytes of each value of a fixed-width type, as a number; arbitrary for nulls."""
     kind = values.type
     if pa.types.is_boolean(kind):
         values = values.cast(pa.int8())

@@ -1,10 +1,10 @@
 """``weights=`` and ``balance=``: how often each row comes in an epoch.
 
-A row of weight w comes floor(w) times, and once more in as many epochs as the rest of w says. Which rows come once more
-is decided by systematic sampling: the rests of all rows are laid end to end, in a random order within each row group,
-and from a random start on every whole number chooses the row that it falls into. So each row has exactly its
-probability, no row is chosen twice, and how many rows of a row group come follows from the sum of its weights: the
-counts of an epoch are arithmetic, and nothing is read for them. Weights are whole numbers of 2^-32.
+A row of weight w comes floor(w) times, and once more with the probability of the fraction of w. Systematic sampling
+decides which rows come once more: the fractions of all rows are laid end to end, in random order within each row group,
+and from a random start on every whole number chooses the row it falls into. So each row has exactly its probability, no
+row is chosen twice, and the number of rows from a row group follows from the sum of its weights, without reading
+anything. Weights are whole numbers of 2^-32.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _MOST_LABELS = 100_000
 
 
 def check_weights(weights: Any, balance: Any) -> None:
-    """Check what can be checked without the dataset; names and values are checked when used."""
+    """Check what doesn't need the dataset; names and values are checked when used."""
     if weights is not None and balance is not None:
         raise UsageError("weights and balance", "both say how often rows come", "choose one of them")
     if balance is not None and not isinstance(balance, str):
@@ -88,7 +88,7 @@ def _plain(column: ChosenColumn) -> pa.DataType:
 
 @dataclass(frozen=True)
 class ColumnWeights:
-    """Weights that are a column."""
+    """Weights from a column."""
 
     column: ChosenColumn
 
@@ -98,7 +98,7 @@ class ColumnWeights:
         return digest_of(["weights", self.column.path])
 
     def weigh(self, group: int | Ints, values: pa.ChunkedArray) -> Ints:
-        """The weights of rows, all of one row group or one of each; ParquetError names the file of an invalid one."""
+        """The weights of rows, all from one row group or one from each; invalid ones raise ParquetError."""
         numbers = values.cast(pa.float64()).to_numpy()
         if len(numbers) and not (numbers.min() >= 0 and numbers.max() <= MOST):  # which NaN is not either
             data, row = self.column.data, int(np.flatnonzero(~((numbers >= 0) & (numbers <= MOST)))[0])
@@ -114,7 +114,7 @@ class ColumnWeights:
 
 @dataclass(frozen=True)
 class ValueWeights:
-    """Weights by value. ``others`` are those of null, and of values that are not named; -1: an error."""
+    """Weights by value. ``others`` is the weight of nulls and unlisted values; -1 makes these an error."""
 
     column: ChosenColumn
     values: pa.Array
@@ -180,7 +180,7 @@ def _value_weights(column: ChosenColumn, by_value: Mapping[Any, Any]) -> ValueWe
 
 
 class RowWeights:
-    """How often the rows of a selection come, epoch by epoch, as ``weights=`` or ``balance=`` say."""
+    """How often the rows of a selection come in each epoch, by ``weights=`` or ``balance=``."""
 
     def __init__(self, found: Selection, weights: Any, balance: str | None, known: Counts | None) -> None:
         self._found, self._data, self._weights, self._balance = found, found.data, weights, balance
@@ -195,8 +195,8 @@ class RowWeights:
     def at(self, epoch: int, seed: int, constant: bool = False) -> Selection:
         """The rows of an epoch, each as often as it comes.
 
-        With ``constant`` all epochs have the same number of rows, for which at most one row more or less is drawn than
-        the weights alone would give.
+        With ``constant``, all epochs have the same number of rows: at most one more or less than the weights alone
+        would give.
         """
         weigher, found = self._weigher(epoch), self._found
         if weigher is None:
@@ -327,7 +327,7 @@ def _weighed(weigher: Weigher, group: int, chosen: Chosen) -> tuple[Ints, Ints]:
 
 
 def _start_of_constant(start: int, rest: int) -> int:
-    """A start from which a sum with this ``rest`` is always rounded to the same side, the nearer one."""
+    """A start from which a sum with this ``rest`` is always rounded to the nearest whole number."""
     if rest <= ONE - rest:
         return start * (ONE - rest) >> 32
     return ONE - rest + (start * rest >> 32)

@@ -1,8 +1,8 @@
-"""What a driver is: a `Source`, which is listed and read, and for some stores a `Target`, which is written.
+"""The interface of drivers: a `Source` to list and read, and for some stores a `Target` to write.
 
 A store on a network gets a subclass of `RemoteSource` in ``remote.py``, which does the common work. `Capabilities`
-say what the store promises, and ``registry.py`` opens the driver. The rest of pqcache knows no store: all drivers speak
-the same terms and raise the same errors.
+declare what the store guarantees, and ``registry.py`` opens the driver. The rest of pqcache is independent of stores:
+all drivers use the same terms and raise the same errors.
 
 - Paths are relative to ``url``, with ``/`` between segments, spelled as in the store: not percent-encoded.
 - Any thread may call any method, also on one file at once. A driver belongs to the process that opened it, not to a
@@ -42,12 +42,12 @@ MAX_DIRECTORIES = 10_000_000  # of a source
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """Promises of a store. The defaults promise nothing, and are right for a new driver.
+    """Guarantees of a store. The defaults guarantee nothing, and are right for a new driver.
 
     Attributes:
-        reads_versions: `Source.read` gives the version of the tag, or raises SourceChanged. Otherwise a file's identity
-            is checked once more after reading it.
-        lists_only_data_files: every listed file belongs to the dataset, so none is opened to find out.
+        reads_versions: `Source.read` returns the version of the tag, or raises SourceChanged. Otherwise a file's
+            identity is checked again after reading it.
+        lists_only_data_files: every listed file belongs to the dataset, so files need not be opened to find out.
         lists_one_version: every listing is of one committed version, so it is not repeated before a snapshot is
             published, and all of its partitions are complete.
         may_give_only_sizes: an identity may be a size alone, with time 0 and no tag.
@@ -64,7 +64,7 @@ class FileShape:
     """How a table reads one of its files.
 
     Attributes:
-        columns: the table's columns as the file knows them; None if the file has the table's names.
+        columns: the table's columns under the file's names; None if the file has the table's names.
         deleted_rows: returns the positions of deleted rows in the file, ascending; raises SourceError. None if no row
             is deleted.
     """
@@ -74,14 +74,14 @@ class FileShape:
 
 
 class Source(ABC):
-    """A dataset in a store, or a single file, which then is the only one listed.
+    """A dataset in a store, or a single file, which is then the only one listed.
 
     Attributes:
-        url: the dataset's URL without passwords and keys, fit to be shown.
-        capabilities: the promises of the store.
-        is_local: its files are on this machine, and their modes count.
-        odd: if not None, `list` collects errors about single entries here instead of raising them, by path, which ends
-            in ``/`` for a directory. A driver raises an error all the same if it cannot go on after it.
+        url: the dataset's URL without passwords and keys, for display.
+        capabilities: the guarantees of the store.
+        is_local: its files are on this machine, and their modes apply to copies.
+        odd: if not None, `list` collects errors about single entries here instead of raising them, by path, with a
+            ``/`` at the end for a directory. A driver still raises an error after which it cannot continue.
     """
 
     url: str
@@ -93,25 +93,25 @@ class Source(ABC):
     def list(self) -> Iterator[SourceFile]:
         """Yield every file below the source, hidden ones included, in any order.
 
-        Nothing at ``url`` raises SourceNotFound, or yields nothing in a store without directories. An error may come
-        after some files have been yielded; then the list is not complete.
+        If nothing exists at ``url``, raises SourceNotFound, or yields nothing in a store without directories. An error
+        may come after some files were yielded; the list is then incomplete.
         """
 
     @abstractmethod
     def stat(self, path: str) -> Identity:
-        """The present identity of a file; raises SourceNotFound when it is gone.
+        """The current identity of a file; raises SourceNotFound if it is gone.
 
-        It equals the identity in a listing as long as the file is the same: size in bytes, time of modification in
-        nanoseconds as precisely as the store gives it, and the ETag where the store has one.
+        It equals the identity in a listing while the file is unchanged: size in bytes, modification time in nanoseconds
+        as precise as the store's, and the ETag if the store has one.
         """
 
     @abstractmethod
     def read(self, path: str, offset: int, length: int, tag: str = "") -> Iterator[bytes]:
         """Yield ``length`` bytes from ``offset`` on, in chunks of at most a few MiB.
 
-        The range lies within the file as it was listed. Fewer bytes than ``length`` mean a broken connection or a
-        shorter file; chunks before an error are valid. With the identity's ``tag``, a store with ETags raises
-        SourceChanged when the file is another version; other stores ignore it.
+        The range lies within the listed size. Fewer bytes than ``length`` mean a broken connection or a shorter file;
+        chunks before an error are valid. Given the identity's ``tag``, a store with ETags raises SourceChanged for
+        another version of the file; other stores ignore it.
         """
 
     @abstractmethod
@@ -121,10 +121,10 @@ class Source(ABC):
     # ---- more that a store can do, or that a table knows: a plain store leaves these as they are
 
     def read_into(self, buffer: memoryview, path: str, offset: int, length: int, tag: str = "") -> Iterator[int]:
-        """Fill ``buffer`` with the next bytes of the range, again and again; yield how many are valid each time.
+        """Repeatedly fill ``buffer`` with the next bytes of the range; yield the number of valid bytes each time.
 
         The count is less than the buffer's length only at the end of the range and before an error. A client that can
-        receive into memory saves a copy of every byte here.
+        receive into memory overrides this to save a copy.
         """
         filled = 0
         try:
@@ -145,26 +145,26 @@ class Source(ABC):
             yield filled
 
     def url_of(self, path: str) -> str:
-        """The URL of a file, without secrets. A source may be just that file."""
+        """The URL of a file, without secrets. A source may be a single file."""
         return self.url if self.url.endswith(f"/{path}") else f"{self.url}/{path}"
 
     def below(self, path: str) -> Source | None:
-        """A source of the directory ``path`` over the same connections; None to open another one."""
+        """A source for the directory ``path`` over the same connections; None if a new one has to be opened."""
         return None
 
     def copy_mode(self, path: str, group: int) -> int:
         """Read permissions for a copy of a file that belongs to ``group``: no one may read more than in the source.
 
-        Only the modes of files on this machine count.
+        Only files on this machine have modes to copy.
         """
         return 0o444
 
     def private_modes(self, paths: Sequence[str], group: int) -> Mapping[str, int]:
-        """`copy_mode` of each of ``paths`` as of the last listing; empty if everyone can read all of them."""
+        """`copy_mode` of each of ``paths`` at the last listing; empty if everyone can read all of them."""
         return {}
 
     def note_modes(self, paths: Sequence[str]) -> None:  # noqa: B027
-        """Look at files that something else has listed, for `private_modes`; missing ones are skipped."""
+        """Record the modes of files listed elsewhere, for `private_modes`; missing ones are skipped."""
 
     def local_places(self) -> Mapping[str, Sequence[str]]:
         """The local directories that hold files of a table with a log, each with the paths of its files."""
@@ -173,7 +173,7 @@ class Source(ABC):
     def second_names(self, paths: Sequence[str]) -> dict[str, str]:
         """Links in the last listing, by path, each with the listed path of the same directory or file.
 
-        These are all links to directories, which are not followed, and second names of files among ``paths``.
+        These are all links to directories, which are not followed, and further names of files among ``paths``.
         """
         return {}
 
@@ -184,7 +184,7 @@ class Source(ABC):
 
     @property
     def state(self) -> str | None:
-        """A text that stays equal as long as listings do; None if only a listing can tell."""
+        """A text that changes when a listing would; None if only a listing can tell."""
         return None
 
     def pinned_url(self, url: str) -> str:
@@ -200,14 +200,14 @@ class Source(ABC):
 
 
 class DirectoryLimit:
-    """Counts the directories of one listing, to end with an error where a server or a link leads on for ever."""
+    """Counts the directories of one listing, to stop with an error if a server or a link leads on forever."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._count = 0
 
     def enter(self, path: str) -> str:
-        """Raise SourceError if ``path`` is too long, or one directory too many."""
+        """Raise SourceError if ``path`` is too long, or exceeds the number of directories."""
         self._count += 1
         if len(path) > MAX_PATH:
             reason = f"has directories nested without end ({path[:60]}...)"
@@ -218,14 +218,14 @@ class DirectoryLimit:
 
 
 def read_range(source: Source, path: str, offset: int, length: int, tag: str = "") -> bytes:
-    """Read a range; fewer bytes than ``length`` mean that the file is shorter now."""
+    """Read a range; fewer bytes than ``length`` mean that the file has become shorter."""
     return b"".join(source.read(path, offset, length, tag))
 
 
 def ended_early(source: Source, file: SourceFile, received: str) -> SourceError:
     """The error of a read that ended early: the file is shorter than listed, or the connection broke.
 
-    Raises SourceError if the file cannot be looked at.
+    Raises SourceError if the file cannot be examined.
     """
     if source.stat(file.path).size < file.identity.size:
         return SourceChanged(source.url_of(file.path), "is shorter than it was listed")
@@ -238,7 +238,7 @@ def root_of(url: str) -> str:
 
 
 def check_options(driver: str, options: Mapping[str, str], known: Mapping[str, str]) -> None:
-    """Raise UsageError for an option not in ``known`` (name -> what it means)."""
+    """Raise UsageError for an option not in ``known`` (name -> meaning)."""
     for name in options:
         if name not in known:
             choices = ", ".join(sorted(known)) or "none"
@@ -283,10 +283,10 @@ STAGING = f"{HIDDEN}/tmp"
 
 @dataclass(frozen=True)
 class StagedFile:
-    """A file in a target, or on its way there, that readers do not see yet.
+    """A file in a target, or being uploaded, that readers do not see yet.
 
     Attributes:
-        path: its later path for readers.
+        path: its final path for readers.
         file: the local file with the same bytes.
         size: its length in bytes.
         handle: for the driver, to commit or discard it.
@@ -302,12 +302,12 @@ class Target(Protocol):
     """A dataset being written, partition by partition.
 
     A partition's files are staged, then committed together. Several processes may write one target, also the same
-    partition twice; each attempt has a ``token`` of its own, which is unique and fit for a file name.
+    partition twice; each attempt has its own ``token``, unique and valid as a file name.
     """
 
     @property
     def url(self) -> str:
-        """The target's URL without passwords and keys, fit to be shown."""
+        """The target's URL without passwords and keys, for display."""
 
     @property
     def scratch(self) -> Path | None:
@@ -315,7 +315,7 @@ class Target(Protocol):
 
     @property
     def unfinished(self) -> str:
-        """The place of an interrupted run's leftovers, without passwords and keys."""
+        """The location of an interrupted run's leftovers, without passwords and keys."""
 
     def list(self) -> Iterator[SourceFile]:
         """Yield every file in the target, hidden ones included; none if there is no target yet."""
@@ -336,7 +336,7 @@ class Target(Protocol):
         """Copy a local file to the store, hidden from readers."""
 
     def commit(self, token: str, directory: str, staged: Sequence[StagedFile], exclusive: bool) -> None:
-        """Publish all files that were staged for ``directory`` with ``token``.
+        """Publish all files staged for ``directory`` with ``token``.
 
         May be called again after an error, and by two processes with the same files. ``exclusive`` means nothing else
         will ever be in the directory, so all files can appear in one step.

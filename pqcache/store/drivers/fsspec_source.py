@@ -1,8 +1,8 @@
-"""A source on any other store for which an implementation of fsspec is installed: sftp://, hf://, oss://, http:// ...
+"""A source on any other store with an installed fsspec implementation: sftp://, hf://, oss://, http:// ...
 
-Directories are listed one by one, because fsspec's own walk skips unreadable ones. Nothing is cached. Calls
-run within a time limit, as clients have none or one of minutes. An asynchronous file system runs on a thread of
-fsspec's, which does not survive a fork: fsspec makes another one in the child, and refuses a file system made before.
+Directories are listed one by one, because fsspec's own walk skips unreadable ones. Nothing is cached. Calls get a time
+limit, as clients have none or wait for minutes. An asynchronous file system runs on one of fsspec's threads, which does
+not survive a fork: fsspec starts another one in the child, and refuses file systems made before.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ log = logging.getLogger("pqcache.store")
 
 
 def is_known(url: str) -> bool:
-    """Whether fsspec has an implementation for ``url``; UsageError if the scheme is not one of a store."""
+    """Whether fsspec has an implementation for ``url``; raises UsageError if the scheme isn't a store's."""
     from fsspec.registry import available_protocols
 
     scheme = url_scheme(url)
@@ -144,7 +144,7 @@ _MILLISECONDS = 1e11  # a larger number of seconds would be a date after the yea
 def identity_of(info: Mapping[str, Any]) -> Identity | None:
     """None without a size, or without anything else that changes with the bytes.
 
-    Times have microseconds: file systems give them as floats.
+    Times are rounded to microseconds, as file systems return floats.
     """
     size = info.get("size")
     tag = next((text for name in _TAGS if (text := _tag(info.get(name)))), "")
@@ -155,7 +155,7 @@ def identity_of(info: Mapping[str, Any]) -> Identity | None:
 
 
 def _tag(value: Any) -> str:
-    """Hugging Face describes a large file by a mapping or an object with a checksum, which is the tag."""
+    """The checksum in Hugging Face's description of a large file, a mapping or an object."""
     if isinstance(value, Mapping):
         value = value.get("sha256")
     elif hasattr(value, "sha256"):
@@ -194,7 +194,8 @@ _LINK = re.compile(rb"<a\b[^>]*\bhref\s*=\s*[\"']?([^\"'\s>]+)", re.IGNORECASE)
 def is_listing(page: bytes, url: str) -> bool:
     """Whether a page without links to data is a listing of the directory ``url``, which ends in ``/``.
 
-    It has to say so, as listings of servers do, or link to the directory above, and must not ask for a password.
+    Its text must say so, as servers' listings do, or it must link to the parent directory, and it must not ask for a
+    password.
 
     >>> is_listing(b'<h1>Index of /lake/</h1>', 'http://host/lake/')
     True

@@ -1,7 +1,7 @@
 """A source and a target on HDFS, through hdfs-native: no JVM, with HA nameservices and Kerberos.
 
-``HADOOP_CONF_DIR`` and ``HADOOP_USER_NAME`` work as everywhere; a user in the URL goes before the latter. Any Hadoop
-key can be given with ``-o``. The other clients of HDFS read the configuration files here, too, so hdfs-native is
+``HADOOP_CONF_DIR`` and ``HADOOP_USER_NAME`` work as usual; a user in the URL overrides the latter. Any Hadoop key can
+be given with ``-o``. The other HDFS drivers read their configuration through this module too, so hdfs-native is
 imported only by a source or target.
 """
 
@@ -115,7 +115,7 @@ _USER_VARIABLE = "HADOOP_USER_NAME"
 
 @dataclass(kw_only=True)
 class _Clients:
-    """The open clients of a process: how many, as which user, and the user in the environment before the first."""
+    """The open clients of a process: their number and user, and the user in the environment before the first."""
 
     count: int = 0
     user: str = ""
@@ -140,8 +140,8 @@ def environment_user() -> str:
 def act_as(user: str, url: str, client: object) -> weakref.finalize[[_Clients], object]:
     """Be ``user`` on HDFS until the returned function is called or ``client`` is freed.
 
-    An empty ``user`` is that of the environment, else the login. Raises UsageError about ``url`` if a client of another
-    user is open.
+    An empty ``user`` is the environment's, else the login. Raises UsageError about ``url`` if a client of another user
+    is open.
     """
     with _open.lock:
         before = _open.before if _open.count else os.environ.get(_USER_VARIABLE)
@@ -188,7 +188,7 @@ _LISTED_AT_ONCE = 512  # files that a listing passes between threads
 class HdfsSource(RemoteSource):
     """A RemoteSource over hdfs-native.
 
-    Use it only in the process that made it: hdfs-native hangs in a child forked after a client was made.
+    Use it only in the process that created it: hdfs-native hangs in a child forked after a client was created.
     """
 
     at_once = 16  # packets of 64 KiB
@@ -239,8 +239,8 @@ class HdfsSource(RemoteSource):
     def _use_next_namenode(self) -> None:
         """Build a client that asks the next NameNode first.
 
-        hdfs-native turns to another NameNode if one refuses, but waits forever if one accepts the connection and does
-        not answer.
+        hdfs-native fails over if a NameNode refuses, but waits forever if one accepts the connection and does not
+        answer.
         """
         import hdfs_native
 
@@ -311,7 +311,7 @@ class HdfsSource(RemoteSource):
 class HdfsTarget(StoreTarget):
     """A Target over hdfs-native.
 
-    Files of an attempt are staged in a directory of their own in ``_pqcache/tmp``; one rename makes it the partition.
+    Files of an attempt are staged in their own directory in ``_pqcache/tmp``; one rename makes it the partition.
     """
 
     _source: HdfsSource

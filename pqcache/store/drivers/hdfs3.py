@@ -1,12 +1,12 @@
 """A source on HDFS, through hdfs3 0.3.1 and the C++ library libhdfs3, for sites that have them.
 
-hdfs3's Python layer takes a denied directory or a dead NameNode for a missing file. So it only connects; listing, stat
-and reading call the library's own functions, and ask for the reason when one fails.
+hdfs3's Python layer mistakes a denied directory or a dead NameNode for a missing file. So it is only used to connect;
+listing, stat and reading call the library's own functions, and get the reason of a failure from it.
 
-``HADOOP_CONF_DIR`` and ``HADOOP_USER_NAME`` work as everywhere; any Hadoop key can be given with ``-o``. libhdfs3 ends
-the process over a value that it cannot parse, and hdfs3's own reader of configuration files fails on valid ones. So the
-files are read and checked here. Times of modification have a resolution of one second here, so a cache that changes its
-driver downloads its files once more.
+``HADOOP_CONF_DIR`` and ``HADOOP_USER_NAME`` work as usual; any Hadoop key can be given with ``-o``. libhdfs3 ends the
+process over a value that it cannot parse, and hdfs3's own reader of configuration files fails on valid ones. So the
+files are read and checked here. Modification times have a resolution of one second here, so a cache downloads its files
+again after a change of driver.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _HOST = re.compile(r"([\w.-]+|\[[0-9a-fA-F:.]+\])(?::(\d{1,5}))?", re.ASCII)
 
 
 def settings(url: str, options: Mapping[str, str], timeout: float) -> dict[str, str]:
-    """Hadoop's keys and values for libhdfs3: the site's, overridden by pqcache's, and these by ``options``.
+    """Hadoop's keys and values for libhdfs3: pqcache's override the site's, and ``options`` override both.
 
     An unknown option, or a value that libhdfs3 cannot parse, raises UsageError.
     """
@@ -169,7 +169,7 @@ _importing = threading.Lock()
 
 
 class _LibraryError(Exception):
-    """The string form omits the path, which may contain any words."""
+    """The string form omits the path, which may contain arbitrary words."""
 
     def __init__(self, name: str, reason: str) -> None:
         self.text = _first_line(reason)
@@ -179,7 +179,7 @@ class _LibraryError(Exception):
 class Hdfs3Source(RemoteSource):
     """A RemoteSource over libhdfs3.
 
-    It belongs to the process that built it: after a fork, libhdfs3 mixes up the answers of both processes.
+    Use it only in the process that created it: after a fork, libhdfs3 mixes up the answers of both processes.
     """
 
     has_time_limit = True
@@ -338,7 +338,7 @@ class Hdfs3Source(RemoteSource):
 
 
 class _PathInfo(NamedTuple):
-    """The library's record of a path; ``name`` is empty for the path that was asked for."""
+    """The library's record of a path; ``name`` is empty for the requested path itself."""
 
     name: str
     is_directory: bool

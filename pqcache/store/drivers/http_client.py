@@ -1,7 +1,7 @@
-"""HTTP connections that are kept for further requests, with a floor for the speed of answers.
+"""Persistent HTTP connections with a minimum speed of responses.
 
-A server that drips counts as unavailable. The bytes are counted as they leave the socket, below http.client and
-urllib3, whose reads end only with the last byte.
+A server that trickles bytes counts as unavailable. The bytes are counted as they leave the socket, below http.client
+and urllib3, whose reads end only with the last byte.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def pool_classes(classes: dict[str, Any], seconds: float, most: float = math.inf
 
 
 class HttpConnections:
-    """A pool of connections, which ``make`` opens. A thread takes one, and puts it back after use."""
+    """A pool of connections opened by ``make``. A thread takes one, and puts it back after use."""
 
     def __init__(self, make: Callable[[], http.client.HTTPConnection], timeout: float) -> None:
         self._make, self._timeout = make, timeout
@@ -129,7 +129,7 @@ class HttpConnections:
 
 
 class Body(Protocol):
-    """The body of a response; both methods return nothing at its end, or when the connection broke."""
+    """The body of a response; both methods return nothing at its end, or if the connection broke."""
 
     def read(self, size: int, /) -> bytes: ...
 
@@ -137,10 +137,10 @@ class Body(Protocol):
 
 
 class HttpSource(RemoteSource):
-    """A RemoteSource that receives bodies into the caller's memory, which saves a copy of every byte.
+    """A RemoteSource that receives bodies into the caller's memory, which saves a copy.
 
     Attributes:
-        chunk: bytes that are received by one call, and lost if the connection breaks meanwhile.
+        chunk: bytes received by one call; they are lost if the connection breaks meanwhile.
     """
 
     has_time_limit = True
@@ -176,7 +176,7 @@ class HttpSource(RemoteSource):
 
 
 def _is_readable(descriptor: int) -> bool:
-    """Whether something has come unasked, such as the end of the connection."""
+    """Whether something arrived unexpectedly, such as the end of the connection."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(0))

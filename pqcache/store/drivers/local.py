@@ -1,8 +1,8 @@
 """Sources and targets on this machine: a directory, a file, a snapshot of another cache or a part of one.
 
-A snapshot (``CACHE/current``, ``CACHE/snapshots/ID/dt=1``) is found once, when the source is opened, and leased until
-it is closed, whatever the cache publishes or removes meanwhile. Its manifest is the listing, and identities come from
-the manifest: links and copies of one file in several snapshots have one identity.
+A snapshot (``CACHE/current``, ``CACHE/snapshots/ID/dt=1``) is resolved once, when the source is opened, and leased
+until it is closed, even if the cache publishes or removes others meanwhile. Its manifest is the listing, and identities
+come from the manifest: links and copies of one file in several snapshots have one identity.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ _EVERYONE = stat_module.S_IROTH | stat_module.S_IRGRP
 class LocalSource(Source):
     """A Source over ``os``; see ``pqcache.store.drivers.base.Source``.
 
-    Links are followed, but each directory is listed under one name only: a link to a directory of the source is left
-    out, and of several links to a directory elsewhere the first path counts. Files are listed under all their names,
-    and `second_names` says which of them are the same.
+    Links are followed, but each directory is listed under one name only: links to a directory of the source are left
+    out, and if several lead to a directory elsewhere, the first path is listed. Files are listed under all their names,
+    and `second_names` tells which are the same.
     """
 
     is_local = True
@@ -142,7 +142,7 @@ class LocalSource(Source):
         return self._links.second_names(paths)
 
     def _is_odd_link(self, path: str, entry: os.DirEntry[str]) -> bool:
-        """Whether a link cannot or must not be followed; it is noted unless hidden."""
+        """Whether a link cannot or must not be followed; it is recorded unless hidden."""
         try:
             if not is_hidden(entry.name):
                 self._check_links(path, os.path.realpath(self._name(path)))
@@ -154,7 +154,7 @@ class LocalSource(Source):
         return False
 
     def _note_odd(self, path: str, error: SourceError, cause: OSError | None = None) -> None:
-        """Note an entry that cannot be listed; raise the error if it is about the root, or may be transient."""
+        """Record an entry that cannot be listed; raise the error if it is about the root, or may be transient."""
         if self.odd is None or path == "/" or isinstance(error, SourceNotFound | SourceUnavailable):
             raise error from cause
         self.odd[path] = error
@@ -226,9 +226,9 @@ class LocalSource(Source):
         pass
 
     def _check_links(self, path: str, real: str) -> None:
-        """Raise SourceDenied if another user's link leads out of the source: that user may not be able to read there.
+        """Raise SourceDenied if another user's link leads out of the source, where that user may lack access.
 
-        ``path`` leads to ``real``. A link that is gone raises SourceUnavailable.
+        ``path`` resolves to ``real``. A link that is gone raises SourceUnavailable.
         """
         root = os.path.realpath(self._root)
         if real.startswith(f"{root.rstrip('/')}/"):
@@ -313,7 +313,7 @@ class _Links:
         self._hidden: set[str] = set()
 
     def enter(self, path: str, real: str) -> bool:
-        """Whether to list the directory: not if it is listed under another name."""
+        """Whether to list the directory: False if it is listed under another name."""
         other, hidden = self._path_of(real), is_hidden_directory(path)
         if other is not None or (hidden and real in self._hidden):
             if other is not None and not hidden:
@@ -326,9 +326,9 @@ class _Links:
         return True
 
     def second_names(self, paths: Sequence[str]) -> dict[str, str]:
-        """The directories that were left out, and those of the files ``paths`` that are second names of others.
+        """The directories left out, and the files among ``paths`` that are further names of others.
 
-        A hard link in another partition does not count: programs that look for equal files make such links.
+        Hard links across partitions don't count, as deduplication tools make such links.
         """
         found = dict(self._directories)
         if not (self.files or self.inodes):
@@ -366,7 +366,7 @@ class _Links:
 
 
 def _readers(found: Sequence[tuple[int, int]], group: int) -> int:
-    """Who can read a file, given mode and group of the directories above it and, last, of the file."""
+    """Who can read a file, given mode and group of the directories above it and, last, of the file itself."""
     needed = [*[stat_module.S_IXOTH] * (len(found) - 1), stat_module.S_IROTH]
     others = all(mode & bit for (mode, _), bit in zip(found, needed, strict=True))
     of_group = all(
@@ -525,7 +525,7 @@ def open_snapshot(url: str, options: Mapping[str, str]) -> SnapshotSource | None
 def files_below(entries: Iterable[FileEntry], below: str, url: str) -> dict[str, FileEntry]:
     """Files below a path in a snapshot, or the single file there, by paths relative to ``url``.
 
-    Nothing there raises SourceNotFound about ``url``, but for an empty path.
+    Raises SourceNotFound about ``url`` if nothing is there, unless the path is empty.
     """
     prefix = f"{below}/" if below else ""
     found, only = {}, {}
@@ -542,8 +542,8 @@ def files_below(entries: Iterable[FileEntry], below: str, url: str) -> dict[str,
 def table_below(manifest: Manifest, below: str) -> TableVersion | None:
     """The known schema of a snapshot's table, for the files below a path in it.
 
-    It includes the types of partition columns, and columns that no file has yet, but only those that the snapshot took,
-    without those whose values are in ``below``. It names no version, as none can be asked for.
+    It includes the types of partition columns, and columns that no file has yet, as far as the snapshot selected them,
+    without those whose values are in ``below``. It has no version, as none can be requested.
     """
     from pqcache.store.manifest_file import schema_of_table  # and pyarrow, which takes its time to import
 
@@ -565,7 +565,7 @@ def table_below(manifest: Manifest, below: str) -> TableVersion | None:
 
 
 def identity_of(entry: FileEntry) -> Identity:
-    """The identity of a file is its checksum, or its sources if none is recorded."""
+    """A file's identity by its checksum, or by its sources if no checksum is recorded."""
     if entry.checksum:
         return Identity(entry.size, 0, entry.checksum)
     made_of = f"{entry.recipe}\0{entry.sources!r}".encode(errors="surrogatepass")

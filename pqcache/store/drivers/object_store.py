@@ -1,6 +1,6 @@
 """A source and a target on Google Cloud Storage or Azure Blob Storage, through obstore.
 
-obstore's threads do not survive a fork. A child whose parent has used it gets an error instead of waiting forever.
+obstore's threads do not survive a fork. If the parent has used it, a child gets an error instead of waiting forever.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class BucketConfig:
 
 
 def place_of(url: str, options: Mapping[str, str]) -> BucketConfig:
-    """Parse a URL and its options. UsageError for an unknown option, or if there is no bucket or account."""
+    """Parse a URL and its options; raises UsageError for an unknown option, or a missing bucket or account."""
     scheme = url_scheme(url)
     netloc, _, path = url.partition("://")[2].partition("/")
     root, shown = path.strip("/"), redact(url)
@@ -120,7 +120,7 @@ def _named(options: Mapping[str, str], names: Mapping[str, str]) -> dict[str, st
 
 
 def _from_host(shown: str, host: str) -> dict[str, str]:
-    """Parse ACCOUNT.dfs.core.windows.net; clouds with other names need their endpoint as well."""
+    """Parse ACCOUNT.dfs.core.windows.net; clouds with other host names also need an endpoint."""
     if not host:
         return {}
     match = re.fullmatch(r"([^.:@/]+)\.(?:dfs|blob)\.([\w.-]+)", host)
@@ -153,7 +153,7 @@ def _from_connection_string(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _protect_machine(config: dict[str, str], endpoint: str, prefix: str) -> None:
-    """Read anonymously if no credentials are given and the endpoint has no TLS: the machine's must not leak."""
+    """Read anonymously if no credentials are given and the endpoint has no TLS, so the machine's don't leak."""
     given = {name for name in (*config, *os.environ) if name in _CREDENTIALS or name.startswith(prefix)}
     if endpoint.startswith("http://") and not any(re.search(_CREDENTIAL, name, re.IGNORECASE) for name in given):
         config.setdefault("skip_signature", "true")
@@ -332,9 +332,9 @@ def _unreachable(text: str, reason: str) -> str:
 class ObjectStoreTarget(StoreTarget):
     """A Target over obstore.
 
-    These stores cannot rename, and obstore cannot leave an upload to be completed later. So the files of an attempt
-    are staged in ``_pqcache/tmp``, and copied within the store to their final names, one after the other: each of
-    them appears complete. The store makes the copies, so no byte is sent again.
+    These stores cannot rename, and obstore cannot complete an upload later. So the files of an attempt are staged in
+    ``_pqcache/tmp``, then copied within the store to their final names, one after the other; each appears complete. The
+    store makes the copies, so nothing is sent again.
     """
 
     _source: ObjectStoreSource
@@ -408,7 +408,7 @@ class ObjectStoreTarget(StoreTarget):
         obstore.delete(self._store, keys)
 
     def _check_copy(self, item: StagedFile) -> None:
-        """Raise SourceUnavailable unless readers see the file: Azure may copy on after it has answered."""
+        """Raise SourceUnavailable unless readers see the file: Azure may still be copying after its answer."""
         name, found = self._source.name_of(item.path), self._source.stat(item.path)
         start = max(0, item.size - _TAIL)
         tail = read_range(self._source, item.path, start, item.size - start) if found.size == item.size else b""

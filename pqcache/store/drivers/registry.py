@@ -1,4 +1,4 @@
-"""Opens the driver of a URL, the source or the target of its scheme, and compares URLs without asking their stores."""
+"""Opens the source or target for a URL's scheme, and compares URLs without contacting their stores."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def open_target(
 ) -> Target:
     """Open the target at ``url``; ``options``, ``timeout`` and errors are as for ``open_source``.
 
-    On HDFS its files get blocks of ``block_size`` bytes; None takes the cluster's. A scheme that cannot be written
-    raises UsageError.
+    On HDFS its files get blocks of ``block_size`` bytes, or the cluster's default if None. A scheme that cannot be
+    written raises UsageError.
     """
     options, url = options or {}, with_usual_scheme(url)
     scheme = url_scheme(url)
@@ -136,10 +136,10 @@ _ENDPOINT = "endpoint"
 
 
 def is_same_source(one: str, other: str, options: Mapping[str, str], other_options: Mapping[str, str]) -> bool:
-    """Whether two URLs or paths, each with the options of its store, are known to be one source.
+    """Whether two URLs or paths, each with its store options, are known to be the same source.
 
-    Other spellings are: a relative path, a link, ``file://``, a trailing slash, ``s3a://``, a user, a default port,
-    another name of a host or an endpoint, and a NameNode of an HDFS nameservice. False also if that is unknown.
+    They may differ in spelling: a relative path, a link, ``file://``, a trailing slash, ``s3a://``, a user, a default
+    port, another name of a host or an endpoint, and a NameNode of an HDFS nameservice. False if unknown.
 
     >>> is_same_source("s3a://lake/shop/", "s3://lake/shop", {}, {}), is_same_source("lake/a", "lake/b", {}, {})
     (True, False)
@@ -172,7 +172,7 @@ def _parts(url: str) -> tuple[str, str, str]:
 
 
 def _is_same_host(kind: str, one: str, other: str) -> bool:
-    """Whether two hosts with ports are one server; web servers may share an address."""
+    """Whether two hosts with ports are the same server; web servers may share an address."""
     (name, _, port), (other_name, _, other_port) = one.rpartition(":"), other.rpartition(":")
     if kind not in _PORTS or not port or port != other_port:
         return False

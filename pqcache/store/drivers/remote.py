@@ -1,4 +1,4 @@
-"""The common part of drivers of stores on a network: time limits, and errors without secrets."""
+"""The common part of network drivers: time limits, and errors without secrets."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ _QUERY = re.compile(r"[?;#&][^\s\"'<>()?;#&=]*=[^\s\"'<>()]*")
 
 
 class RemoteSource(Source):
-    """A Source over a network: its driver talks to the client, and this class does the rest.
+    """A Source over a network: the driver calls the store's client, and this class does the rest.
 
     A driver implements `_list`, `_stat` and `_read` (see their public namesakes in `Source`), `explain` and `close`.
     The first three raise whatever the client raises, or a SourceError if the driver knows more.
 
     - **Retries** are the caller's. The client's own are off.
-    - **Time.** `_stat` and `_read` run within the timeout, on a thread that is given up when it passes, and
-      `_read` above a floor of speed. `_list` calls `within` for each of its requests, as one listing may take hours.
-      If the client gives up by itself, the driver sets ``has_time_limit``; HTTP clients get their connections
-      from ``http_client.py``, which have the same floor.
+    - **Time.** `_stat` and `_read` run on a thread that is abandoned after the timeout, and `_read` fails below a
+      minimum speed. `_list` calls `within` for each of its requests, as one listing may take hours. If the client
+      times out by itself, the driver sets ``has_time_limit``; HTTP clients get their connections from
+      ``http_client.py``, which have the same minimum speed.
     - **Secrets** are taken out of the client's errors: the values of options, users in URLs, and queries.
 
     Attributes:
         timeout: seconds without a byte after which the store is unavailable.
         first_timeout: the same for the first answer of a listing.
         has_time_limit: whether the client raises an error after ``timeout`` seconds without a byte.
-        at_once: how many chunks of a read are passed between threads together: many if they are small.
+        at_once: how many chunks of a read are passed between threads at once: many if they are small.
         raises: exceptions of the client; any other one is a bug.
         network_advice: the advice if there is no answer.
     """
@@ -123,11 +123,11 @@ class RemoteSource(Source):
         return f"{self._root.rstrip('/')}/{path}" if self._root else path
 
     def name_of(self, path: str) -> str:
-        """URL of a file or directory, fit to be shown."""
+        """URL of a file or directory, for display."""
         return self.url_of(path) if path else self.url
 
     def take_only_file(self) -> str:
-        """Note that the URL is of a single file; return its path, which is its name."""
+        """Record that the URL is a single file; return its path, which is its name."""
         directory, slash, self._only = self._root.rpartition("/")
         self._root = directory or slash
         return self._only
@@ -154,9 +154,9 @@ class RemoteSource(Source):
 
 
 def censored(error: E, secrets: Iterable[str], cause: BaseException) -> E:
-    """Remove ``secrets``, users in URLs, and queries from the words of a client or a server.
+    """Remove ``secrets``, users in URLs, and queries from the message of a client or a server.
 
-    The error keeps its ``cause`` for tracebacks, unless a traceback would show one of these.
+    The error keeps its ``cause`` for tracebacks, unless a traceback would reveal one of these.
     """
     hidden = sorted((text for text in secrets if len(text) >= _SHORTEST_SECRET), key=len, reverse=True)
     reason = _without(error.reason, hidden)
@@ -183,9 +183,9 @@ def chain_of(error: BaseException) -> list[BaseException]:
 
 
 def answer_error(name: str, status: int, said: str, denied: str, missing: str = "no such object") -> SourceError:
-    """The error of an HTTP answer with this ``status``, or of one that means the same. ``said`` is for the reason.
+    """The error for an HTTP ``status``, or an equivalent failure; ``said`` is for the reason.
 
-    ``denied`` is the advice if access is denied, ``missing`` the reason if nothing is there.
+    ``denied`` is the advice if access is denied, ``missing`` the reason if nothing is found.
     """
     if status in (401, 403):
         return SourceDenied(name, f"access denied ({said})", denied)
@@ -219,10 +219,7 @@ _PLACE = re.compile(r"\S*/\S*|\"[^\"\n]*/[^\"\n]*\"")  # names of files may have
 
 
 def known_cause(name: str, error: BaseException | str) -> SourceError | None:
-    """Translate an error if a known cause is inside, however deep.
-
-    None if the driver has to look at the words of its own client.
-    """
+    """Translate an error with a known cause at any depth; None if the driver has to examine its client's message."""
     pending: list[object] = [error]
     texts = []
     for found in pending:

@@ -1,14 +1,14 @@
 """A source and a target on S3 or a compatible store, through botocore, which starts faster than boto3.
 
-Credentials, region, profile and endpoint come from ``-o``, or from the same places as for other AWS tools (``AWS_*``
+Credentials, region, profile and endpoint come from ``-o``, or from the same sources as for other AWS tools (``AWS_*``
 variables, ``~/.aws``, instance roles).
 
 Listings are parsed here, page by page, as botocore's own parser is slow: an event handler takes the entries out of each
 response before the client parses the rest.
 
-Some stores that imitate S3 end listings too early or never. So every key has to come after the one before it, as S3
-promises, and each page but the last has to lead to another: by its token, or by its last key as in version 1 of the
-API, which older stores use for any request.
+Some S3-compatible stores end listings too early or never. So keys must be in order, as S3 guarantees, and each page but
+the last must lead to another: by its token, or by its last key as in version 1 of the API, which older stores use for
+any request.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ class S3Source(HttpSource):
 
 @dataclass(frozen=True)
 class Response:
-    """Headers, by lower-case name, and body of a response; ``close`` it in the end."""
+    """Headers, by lower-case name, and body of a response; ``close`` it after use."""
 
     headers: Mapping[str, str] | http.client.HTTPMessage
     body: Body
@@ -210,7 +210,7 @@ class RangeReader:
         self._servers: dict[str, HttpConnections | None] = {}  # by scheme and host; None for one behind a proxy
 
     def open(self, key: str, first: int, last: int, tag: str) -> Response:
-        """GET the bytes ``first`` to ``last``, with ``tag`` only of this version."""
+        """GET the bytes ``first`` to ``last``; with ``tag``, only of that version."""
         found = None
         if tag.isascii() and tag.isprintable() and not self._bucket.endswith(_EXPRESS):
             found = self._get(key, {"Range": f"bytes={first}-{last}", **({"If-Match": f'"{tag}"'} if tag else {})})
@@ -222,7 +222,7 @@ class RangeReader:
                 connections.close()
 
     def _get(self, key: str, headers: Mapping[str, str]) -> Response | None:
-        """None if the client has to ask."""
+        """None if the request has to go through the client."""
         asked = {"Bucket": self._bucket, "Key": key, **self._extra}
         url = self._client.generate_presigned_url("get_object", Params=asked, ExpiresIn=_VALID)
         server, slash, target = url.partition("://")[2].partition("/")
@@ -279,7 +279,7 @@ def _tls_context(ca_bundle: str | None) -> ssl.SSLContext:
 
 
 def new_session(url: str, options: Mapping[str, str]) -> Any:
-    """Shared by all clients, as it loads the description of S3."""
+    """A session shared by all clients, as it loads the description of S3."""
     user, password = userinfo(url)
     key, secret = options.get("key") or user, options.get("secret") or password
     if bool(key) != bool(secret):
@@ -321,12 +321,12 @@ def new_client(
 
 
 def _signature(session: Any) -> str:
-    """The version of signatures: URLs are signed by it only if it is set."""
+    """The signature version, which signed URLs use only if it is set."""
     return str((session.get_scoped_config().get("s3") or {}).get("signature_version", "s3v4"))
 
 
 def _set_limits(client: Any, timeout: float, max_answer: float) -> None:
-    """Limit speed and size of a client's answers, also through a proxy."""
+    """Limit the minimum speed and size of a client's responses, also through a proxy."""
     pools = getattr(client._endpoint.http_session, "_pool_classes_by_scheme", None)
     if not isinstance(pools, dict):
         log.debug(
@@ -458,10 +458,10 @@ def _nanoseconds(text: str) -> int:
 class S3Target(StoreTarget):
     """A Target over botocore.
 
-    S3 cannot rename. So every file is a multipart upload, which readers do not see until it is completed, and those of
-    a partition are completed one after the other once all of them are uploaded. Until then a small object beside the
-    records of the target names each upload, so that a later run aborts what a killed one has left, and nothing else:
-    not what others upload to the same bucket.
+    S3 cannot rename. So every file is a multipart upload, which readers do not see until it is completed. Those of a
+    partition are completed one after the other once all are uploaded. Until then a small object beside the target's
+    records names each upload, so that a later run aborts those left by a killed one, but not other uploads to the
+    bucket.
     """
 
     _source: S3Source

@@ -1,12 +1,11 @@
-"""A source that is a snapshot of a cache on another machine, served by ``pqcache serve``: ``pqcache+http://HOST/NAME``.
+"""A source that is a cache's snapshot on another machine, served by ``pqcache serve``: ``pqcache+http://HOST/NAME``.
 
-The snapshot is the one that is current when the source is first listed, and every later listing is of the same one: its
-manifest, checked by its checksum, is the listing. Identities are those of a local snapshot. The server leases the
-snapshot while requests about it come. If it is gone nevertheless, the next listing is of the snapshot that is current
-then.
+The first listing chooses the current snapshot, and later ones stay with it: its manifest, verified by its checksum, is
+the listing. Identities are those of a local snapshot. The server leases the snapshot as long as it gets requests for
+it. If it is gone nevertheless, the next listing takes the snapshot that is current then.
 
 Server and client read the token in the same way, from a file or the environment, never from a command line. It is
-compared in constant time, and no error shows any part of it.
+compared in constant time, and no error shows a part of it.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ _ERRORS = (OSError, http.client.HTTPException, ValueError, RecursionError)  # th
 
 @dataclass(frozen=True)
 class _Pinned:
-    """A snapshot: its files, by paths relative to the source, and their table."""
+    """A snapshot: its files, by path relative to the source, and their table."""
 
     id: str
     files: Mapping[str, FileEntry]
@@ -229,7 +228,7 @@ class ServedSource(HttpSource):
 
 
 class _SnapshotGone(SourceNotFound):
-    """The snapshot is not kept any more."""
+    """The snapshot no longer exists."""
 
 
 def _reason(response: http.client.HTTPResponse) -> str:
@@ -282,7 +281,7 @@ def read_token(file: str | os.PathLike[str] | None) -> str:
 
 
 def checked_token(text: str, where: str) -> str:
-    """Refuse tokens that are easily guessed or aren't a single word; ``where`` is for the error."""
+    """Reject tokens that are easily guessed or aren't a single word; ``where`` is for the error."""
     if not _SHORTEST <= len(text) <= _LONGEST:
         reason = f"has a token of {len(text)} characters, and takes {_SHORTEST} to {_LONGEST:,}"
         raise UsageError(where, reason, "make one with: openssl rand -hex 32")

@@ -1,8 +1,8 @@
-"""Time limits for clients without one, a floor for the speed of answers, and retries.
+"""Time limits for clients without one, a minimum speed of responses, and retries.
 
-A timeout only sees servers that send nothing at all. So bytes are counted over the time spent waiting for them, as git
-does with http.lowSpeedLimit and http.lowSpeedTime. The receiver's own time does not count, nor does the wait for the
-first bytes, for which the timeout is enough.
+A timeout only detects servers that send nothing at all. So the rate is bytes per second spent waiting for them, as with
+git's http.lowSpeedLimit and http.lowSpeedTime. The receiver's own time does not count, nor does the wait for the first
+bytes, which the timeout covers.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ _IDLE_SECONDS = 1.0  # after which a thread without work ends
 
 
 class Stalled(TimeoutError):
-    """Nothing came within the time limit."""
+    """Nothing arrived within the time limit."""
 
 
 class TooSlow(OSError):
-    """Fewer bytes than the floor came in the time of a timeout."""
+    """Fewer bytes than the minimum arrived within a timeout."""
 
 
 class TooLarge(OSError):
-    """An answer has more bytes than it may have."""
+    """A response exceeds its limit in bytes."""
 
 
 class SpeedFloor:
-    """Counts bytes of one answer and seconds spent waiting for them."""
+    """Counts the bytes of one response and the seconds spent waiting for them."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -54,7 +54,7 @@ class SpeedFloor:
         self._bytes, self._waited = 0, 0.0
 
     def count(self, size: int, waited: float) -> None:
-        """Count ``size`` bytes for which the receiver waited; raise TooSlow when there were too few for ``seconds``."""
+        """Count ``size`` bytes that the receiver waited for; raise TooSlow if there were too few for ``seconds``."""
         if not self._began:
             self._began = True
             return
@@ -89,7 +89,7 @@ class _Thread(threading.Thread):
         return cls()
 
     def submit(self, call: Callable[[], None]) -> None:
-        """The thread is idle again after the call."""
+        """Run a call; the thread is idle again afterwards."""
         self._calls.put(call)
 
     def run(self) -> None:
@@ -121,8 +121,8 @@ def with_time_limit(
 ) -> Iterator[T]:
     """Yield the items of ``make()``; raises Stalled when ``seconds`` pass without one.
 
-    With ``size``, which returns an item's bytes, raises TooSlow below the floor. ``at_once`` items are passed between
-    threads together, as passing one may take as long as making it; fewer if they come slowly.
+    With ``size``, which returns an item's bytes, raises TooSlow below the minimum speed. ``at_once`` items are passed
+    between threads together, as passing one may take as long as making it; fewer if they arrive slowly.
 
     ``make`` runs on a thread of its own, a few items ahead of the caller. A stalled thread is abandoned: it ends
     with its call, or with the process.
@@ -178,7 +178,7 @@ _LONGEST_WAIT = 30.0
 
 
 class SourceTooSlow(SourceUnavailable):
-    """Too few bytes a second: tried again as often as a server that sends none."""
+    """Too few bytes per second; retried as often as a server that sends none."""
 
 
 class Patience(NamedTuple):
@@ -206,7 +206,7 @@ def with_retries(
     on_event: OnEvent,
     progress: Callable[[], int] = lambda: 0,
 ) -> T:
-    """Call until there is no SourceUnavailable, with growing jittered waits in between, or ``patience`` ends.
+    """Call until there is no SourceUnavailable or ``patience`` ends, with growing jittered waits in between.
 
     Failures count from zero again when ``progress`` (a number that grows) has changed, unless the server was too slow.
     ``on_event`` gets a Retried about ``path`` before each wait.
@@ -244,7 +244,7 @@ def with_retries(
         return max(0.0, min(random.uniform(longest / 2, longest), left()))
 
     def sleep(seconds: float) -> None:
-        """In short steps, so that an abandoned thread ends soon."""
+        """Sleep in short steps, so that an abandoned thread ends soon."""
         while seconds > 0 and not told_to_stop():
             time.sleep(min(seconds, 0.2))
             seconds -= 0.2

@@ -1,7 +1,7 @@
 """A source on HDFS over HTTP (WebHDFS or HttpFS), through fsspec.
 
 A NameNode redirects a reader to a DataNode, with a delegation token or the user's name in the URL. So passwords,
-tickets and cookies go only to the scheme, host and port that the user has named.
+tickets and cookies go only to the scheme, host and port named by the user.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class NameNodeSession:
-    """Takes the place of the requests.Session in fsspec's client.
+    """Replaces the requests.Session in fsspec's client.
 
     Attributes:
-        origin: the NameNode's scheme, host and port, as ``origin_of`` gives them.
+        origin: the NameNode's scheme, host and port, as returned by ``origin_of``.
     """
 
     def __init__(self, session: requests.Session, url: str, timeout: float) -> None:
@@ -64,7 +64,7 @@ class NameNodeSession:
         data: Any = None,
         allow_redirects: bool = True,
     ) -> requests.Response:
-        """Read the answer's body; without ``allow_redirects`` return the first answer unread."""
+        """Read the response's body; without ``allow_redirects``, return the first response unread."""
         answer = self._send(method, url, params=params, data=data)
         return _with_body(self.follow(answer)) if allow_redirects else answer
 
@@ -84,7 +84,7 @@ class NameNodeSession:
 
     @contextmanager
     def limited_to(self, seconds: float) -> Iterator[None]:
-        """Limit the wait for answers inside the block."""
+        """Limit the wait for responses inside the block."""
         before, self._timeout = self._timeout, seconds
         try:
             yield
@@ -98,7 +98,7 @@ class NameNodeSession:
 
 
 class _Adapter(HTTPAdapter):
-    """Enforces the floor of speed, also through a proxy."""
+    """Enforces the minimum speed, also through a proxy."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -151,7 +151,7 @@ def redirect_target(url: str, location: str) -> str:
 
 
 def _with_body(answer: requests.Response) -> requests.Response:
-    """Read an answer into memory; SourceError if it is cut off."""
+    """Read a response into memory; SourceError if it is cut off."""
     with answer:
         body = bytearray()
         for chunk in answer.iter_content(_CHUNK):

@@ -180,7 +180,7 @@ class PartitionJob:
         directory: the partition directory.
         files: its source files, in row order.
         options: sizes and codecs.
-        key: stands for the files' identities and everything else that determines the output.
+        key: identifies the files' versions and everything else that determines the output.
         is_leaf: whether no other partition lies below, so that one rename publishes it.
         version: the version of pqcache that made the job.
         run: the run that must own the target.
@@ -221,7 +221,7 @@ class PartitionJob:
 
     @property
     def spool_size(self) -> int:
-        """About the most bytes on the local disk at once: source files, new files, rows being shuffled."""
+        """The approximate peak of bytes on the local disk: source files, new files, rows being shuffled."""
         copies = sum(not is_local(url) for url in (self.endpoints.source, self.endpoints.target))
         spilled = self.decoded if self.shuffles and self.decoded > 2 * self.options.row_group_size else 0
         return copies * self.size + spilled
@@ -266,7 +266,8 @@ def run_job(job: PartitionJob) -> DirectoryResult:
 def do_job(job: PartitionJob, context: JobContext) -> DirectoryResult:
     """Rewrite a partition directory and publish it all at once.
 
-    Remote source files, and new files until they are at the target, lie in a directory of their own in the spool.
+    Remote source files, and new files until they are at the target, are stored in a directory of their own in the
+    spool.
     """
     target = context.target
     token = os.urandom(8).hex()
@@ -313,7 +314,7 @@ def _rewrite(job: PartitionJob, context: JobContext, scratch: Path) -> tuple[Dir
 def _local_files(job: PartitionJob, context: JobContext, scratch: Path) -> tuple[Path, list[Path]]:
     """Source files in row order, below a common directory; remote ones and a table's are downloaded.
 
-    The files of a table lie outside the directory, and may have other columns and rows than the table.
+    The files of a table may be outside the directory, and may have other columns and rows than the table.
     """
     if is_local(job.endpoints.source) and not isinstance(context.source, Table):
         root = local_directory(job.endpoints.source)

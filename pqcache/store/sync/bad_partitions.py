@@ -1,7 +1,7 @@
-"""Partitions whose new files cannot be taken: their old versions are kept where ``skip_bad`` says so.
+"""Partitions whose new files cannot be taken; with ``skip_bad``, their old versions are kept.
 
-What is skipped is named by a place (see `place_of`): a partition directory, or one file of the root, so that a table
-without partitions is not held back by one file.
+The unit is a place (see `place_of`): a partition directory, or one file in the root, so that a single file does not
+hold back a table without partitions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Blame = Callable[[str], AbstractContextManager[None]]
 
 
 class BadPartitions(Exception):
-    """New files of some places cannot be taken; ``errors`` has the reason for each place."""
+    """New files of some places cannot be taken; ``errors`` has the reasons by place."""
 
     def __init__(self, errors: Mapping[str, PqcacheError]) -> None:
         super().__init__(*errors)
@@ -33,7 +33,7 @@ class BadPartitions(Exception):
 
 
 class BadPartitionsSoFar:
-    """Collects BadPartitions, so that a run finds all of them at once."""
+    """Collects BadPartitions, so that a run reports them all at once."""
 
     def __init__(self) -> None:
         self._errors: dict[str, PqcacheError] = {}
@@ -53,10 +53,10 @@ class BadPartitionsSoFar:
 
 @dataclass(frozen=True, kw_only=True)
 class SkippedPartition:
-    """A partition that a snapshot does not have as it is at the source, and why.
+    """A partition that differs between snapshot and source, and why.
 
-    ``kept`` says whether it has the version from before; otherwise it has nothing of the partition. A single file that
-    lies in no partition is ``./NAME``.
+    ``kept`` says whether the snapshot has its old version; otherwise it lacks the partition. A single file outside of
+    partitions is ``./NAME``.
     """
 
     partition: str
@@ -65,9 +65,8 @@ class SkippedPartition:
 
 
 def place_of(path: str) -> str:
-    """The place that is skipped for the file at ``path``: its directory, or in the root ``./`` and its name.
-
-    A directory that cannot be listed, given with a ``/`` at its end, stands for everything below it.
+    """The place of the file at ``path``: its directory, or in the root ``./`` and its name. An unlistable directory,
+    given with a ``/`` at its end, is the place of everything below it.
 
     >>> place_of("dt=1/a.parquet"), place_of("a.parquet"), place_of("dt=1/")
     ('dt=1', './a.parquet', 'dt=1/')
@@ -83,7 +82,7 @@ def blame_nobody(place: str) -> AbstractContextManager[None]:
 def blame(place: str) -> Iterator[None]:
     """Raise BadPartitions about a place for damaged files and files without permission.
 
-    In the root, given as ``""``, it is the file that the error is about.
+    In the root, given as ``""``, the place is the error's file.
     """
     try:
         yield
@@ -120,11 +119,11 @@ def or_skip(error: PqcacheError) -> PqcacheError:
 def clashes_by_partition(
     new: Callable[[], Mapping[str, str]], known: Callable[[], pa.Schema | None], root: str = "", *, skip: bool
 ) -> Iterator[None]:
-    """Name the partition of a type clash, and the ways out.
+    """Name the partition of a type clash, and advise what to do.
 
-    It is one of the places of ``new``, which has them by directory, or by file in the root. If both files are new,
-    it is the one whose type is not that of the schema ``known`` before, or the later one. Paths below ``root`` are
-    those of the snapshot's files. With ``skip``, raises BadPartitions.
+    The partition is one of the places in ``new``, by directory, or by file in the root. If both files are new, it is
+    the one whose type differs from the schema ``known`` before, or the later one. Paths below ``root`` are those of the
+    snapshot's files. With ``skip``, raises BadPartitions.
     """
     try:
         yield
@@ -161,7 +160,7 @@ def _is_other_bad(clash: TypeClash, known: pa.Schema | None) -> bool:
 
 
 def _in_partition(clash: TypeClash, place: str, path: str, skip: bool) -> TypeClash:
-    """The error about one of several places with the same clash; ``path`` is a file of it."""
+    """The error about one of several places with the same clash; ``path`` is one of its files."""
     advice = _ways_out(clash, place, skip)
     alone = clash.subject in (clash.files[0], path) and path in clash.files[:-1]
     files = (path, clash.files[-1]) if alone else clash.files
@@ -182,7 +181,7 @@ def _ways_out(clash: TypeClash, place: str, skip: bool) -> str:
 
 
 def with_number(errors: Sequence[PqcacheError]) -> PqcacheError:
-    """The first error, with the number of all."""
+    """The first error, with the total number of errors."""
     first = errors[0]
     if len(errors) == 1:
         return first
@@ -198,8 +197,8 @@ def with_old_versions(
 ) -> list[SourceFile]:
     """Replace the listed files of the places ``skipped`` and ``odd`` with the held ones.
 
-    If a file of the root is skipped and others there were removed or changed, all of the root stays as it is held: the
-    one that is skipped may have replaced them.
+    If a file in the root is skipped and others there were removed or changed, the whole root keeps its held files: the
+    skipped file may have replaced them.
     """
     if not (skipped or odd):
         return list(files)
@@ -220,7 +219,7 @@ def with_old_versions(
 
 
 def skipped_partitions(skipped: Mapping[str, PqcacheError], held: Iterable[FileEntry]) -> tuple[SkippedPartition, ...]:
-    """Sorted by name."""
+    """The skipped partitions, sorted by name."""
     paths = {file.path for entry in held for file in entry.sources}
     known = {place for path in paths for place in (parent(path), place_of(path))}
     return tuple(

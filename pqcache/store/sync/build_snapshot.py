@@ -1,4 +1,4 @@
-"""Apply a plan: download, rewrite, index, put a snapshot together in ``tmp/`` and publish it."""
+"""Applies a plan: downloads, rewrites, indexes, assembles a snapshot in ``tmp/`` and publishes it."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ def build_snapshot(
     table: TableSchema | None = None,
     reindex: bool = False,
 ) -> RunResult:
-    """Apply ``plan`` and publish the result, or make it the candidate; a failure leaves the current snapshot as it is.
+    """Apply ``plan`` and publish the result, or make it the candidate; a failure leaves the current snapshot unchanged.
 
     Args:
         run: the run; its cache is locked, and ``run.base`` is the snapshot that ``plan`` was made against.
-        plan: which files to keep, download and rewrite. The result has another one if the new files' schema differs
-            from the others': then more is rewritten than was planned.
+        plan: which files to keep, download and rewrite. The result has a different plan, with more to rewrite, if the
+            new files' schema differs from the others'.
         metadata: for the manifest, beside the files.
         held: the files of the current snapshot, none if its manifest is damaged.
         origin: where to download from; None when nothing is downloaded.
@@ -136,7 +136,7 @@ def _unify(
 ) -> tuple[Path, list[FileEntry], Index, Plan]:
     """Rewrite files whose schemas differ to one schema; return their directory, entries, index, and the plan.
 
-    Directories whose files have it already are linked. Raises ParquetError if types do not mix without loss.
+    Directories that already have it are linked. Raises ParquetError if types do not mix without loss.
     """
     assert job.rewrite is not None
     done, source = job.plan, job.metadata.source
@@ -167,7 +167,7 @@ def _unify(
 def _make_files(job: SnapshotJob, index: IndexBuilder) -> Iterator[BuiltFile]:
     """Download and rewrite in parallel; yield the snapshot's new files, indexed.
 
-    A directory is rewritten as soon as its last file is downloaded, while others are still downloaded.
+    A directory is rewritten as soon as its last file is downloaded, while other downloads continue.
     """
     plan, jobs, stop = job.plan, job.run.options.jobs, threading.Event()
     for item in (item for d in plan.directories for item in d.found):
@@ -228,7 +228,7 @@ def _make_files(job: SnapshotJob, index: IndexBuilder) -> Iterator[BuiltFile]:
 
 
 def _report_phases(job: SnapshotJob, finished: Collection[str]) -> None:
-    """An earlier run may have left files and rewritten directories."""
+    """Report the phases, less the files and rewritten directories left by an earlier run."""
     plan = job.plan
     left = {entry.name.partition(".")[0]: entry.stat().st_size for entry in os.scandir(job.workdir / "fetch")}
     missing, files = 0, 0
@@ -318,7 +318,7 @@ def write_metadata(job: SnapshotJob, target: Path, entries: list[FileEntry]) -> 
 
 
 def manifest_of(job: SnapshotJob, entries: Iterable[FileEntry], number: int = 0) -> Manifest:
-    """The manifest of a snapshot with this ``number``; 0: the next one."""
+    """The manifest of a snapshot with this ``number``; 0 for the next one."""
     return Manifest(
         files=tuple(_dated(job, list(entries), number or next_number(job.run.cache))),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -331,7 +331,7 @@ def manifest_of(job: SnapshotJob, entries: Iterable[FileEntry], number: int = 0)
 
 
 def _dated(job: SnapshotJob, entries: list[FileEntry], number: int) -> list[FileEntry]:
-    """Set ``since`` of new files: the snapshot with which their sources came to the cache."""
+    """Set ``since`` of new files: the snapshot that brought their sources to the cache."""
     new = [file for entry in entries if not entry.since for file in entry.sources]
     known = _ages(job.held, {file.path for file in new})
     dates = {}
@@ -352,7 +352,7 @@ def _dated(job: SnapshotJob, entries: list[FileEntry], number: int) -> list[File
 
 
 def _ages(held: Iterable[FileEntry], paths: Collection[str]) -> dict[str, list[tuple[Identity, int]]]:
-    """The identities that source files have in the cache, and since which snapshot."""
+    """The identities of source files in the cache, and the first snapshot of each."""
     found: dict[str, list[tuple[Identity, int]]] = {}
     for entry in held if paths else ():
         for file in entry.sources:
@@ -362,7 +362,7 @@ def _ages(held: Iterable[FileEntry], paths: Collection[str]) -> dict[str, list[t
 
 
 def _rewritten(job: SnapshotJob) -> Mapping[str, Sequence[str]]:
-    """The files of the table that were there before, or have only rows of such files, which are named."""
+    """The table's files that existed before, or have only rows of earlier files, which are named."""
     source = None if job.origin is None else job.origin.source
     if not isinstance(source, Table) or job.origin is None:
         return {}
@@ -374,7 +374,7 @@ def _rewritten(job: SnapshotJob) -> Mapping[str, Sequence[str]]:
 
 
 def readable_by(target: Path, entries: Iterable[FileEntry]) -> int:
-    """Read permissions that all files share: minima and maxima in the metadata are values of theirs."""
+    """Read permissions common to all files, as minima and maxima in the metadata are values from them."""
     readable = 0o444
     for entry in entries:
         readable &= os.stat(f"{target}/{entry.path}").st_mode
@@ -384,7 +384,7 @@ def readable_by(target: Path, entries: Iterable[FileEntry]) -> int:
 def _previous_index(job: SnapshotJob) -> Index | None:
     """The current snapshot's index, if files are kept, with their new paths.
 
-    A damaged one is built again from their footers.
+    A damaged one is rebuilt from their footers.
     """
     previous = job.previous
     if previous is None or not any(directory.keep for directory in job.plan.directories):
@@ -421,7 +421,7 @@ def _entry(job: SnapshotJob, copy: Downloaded) -> FileEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class _InputFile:
-    """A local file that a directory is rewritten from; empty recipe and checksum where none is recorded."""
+    """A local input file of a rewritten directory; recipe and checksum are empty if not recorded."""
 
     name: str
     path: Path
@@ -432,17 +432,16 @@ class _InputFile:
 
 
 def is_rewritten(job: SnapshotJob, plan: DirectoryPlan) -> bool:
-    """Whether a run that died had rewritten this directory from the same files."""
+    """Whether a dead run had rewritten this directory from the same files."""
     return (job.rewrite_path(plan.directory, sources_of(plan)) / _ROWS).is_file()
 
 
 def rewrite_in_cache(
     job: SnapshotJob, plan: DirectoryPlan, downloaded: Mapping[SourceFile, Downloaded], stopped: Callable[[], bool]
 ) -> list[RewrittenFile]:
-    """Rewrite one directory, unless a run that died had done so; return its new files.
+    """Rewrite one directory, unless a dead run had done so; return its new files.
 
-    ``downloaded`` has the files of the directory that were downloaded. When ``stopped`` is true, KeyboardInterrupt
-    is raised soon.
+    ``downloaded`` has the directory's downloaded files. Raises KeyboardInterrupt soon after ``stopped`` becomes true.
     """
     inputs = _inputs(job, plan, downloaded)
     target = job.rewrite_path(plan.directory, [file for item in inputs for file in item.sources])
@@ -472,7 +471,7 @@ def rewrite_in_cache(
 
 
 def _inputs(job: SnapshotJob, plan: DirectoryPlan, downloaded: Mapping[SourceFile, Downloaded]) -> list[_InputFile]:
-    """In row order."""
+    """The input files in row order."""
     found = []
     for item in plan.rewrite:
         if item.entry is not None:
@@ -543,7 +542,7 @@ def _rewrite(
 
 
 def _with_checksums(target: Path, known: Mapping[str, str], inputs: Sequence[_InputFile]) -> dict[Path, str]:
-    """Checksums of rewritten files: ``known`` by name if written now, an input's if linked to it."""
+    """Checksums of rewritten files: ``known`` ones by name if just written, the input's if linked to it."""
     linked = {}
     for item in inputs:
         if item.checksum and item.path.exists():

@@ -1,4 +1,4 @@
-"""One run on a cache: what it is asked for, what it did, what it leaves behind, and the limit of its bandwidth."""
+"""One run on a cache: its options, result, cleanup and bandwidth limit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _ENTRY = re.compile(r"([01]?\d|2[0-3]):([0-5]\d),(\S+)")
 class ByteCounter:
     """Passes events on, counts downloaded bytes, and slows the threads that download to a limit.
 
-    It also knows when the source was last ``listed``, and tells ``record`` the phase of the run.
+    It also records when the source was last ``listed``, and tells ``record`` the phase of the run.
     """
 
     def __init__(self, on_event: OnEvent, limit: BandwidthLimit | None = None) -> None:
@@ -66,7 +66,7 @@ class ByteCounter:
             self.keep_within_limit(event.amount)
 
     def keep_within_limit(self, amount: int) -> None:
-        """Wait until ``amount`` received bytes are within the limit, if they are a download's."""
+        """Wait until ``amount`` received bytes are within the limit, if they belong to a download."""
         if self._limit is not None:
             self._limit.take(amount)
 
@@ -83,7 +83,7 @@ class RunOptions(SyncRun):
     """Options of one run, which the cache does not remember.
 
     Attributes:
-        patience: when to stop retrying after passing errors.
+        patience: when to stop retrying after transient errors.
         on_event: called with what happens.
         watch: started with the run.
     """
@@ -95,12 +95,12 @@ class RunOptions(SyncRun):
 
 @dataclass(frozen=True, kw_only=True)
 class CacheRun:
-    """A run of ``command`` on ``cache``, which it has locked unless it is a dry run.
+    """A run of ``command`` on ``cache``, which is locked unless it is a dry run.
 
     ``config`` is remembered from now on, ``current`` the snapshot that the run began with. A sync starts from the
     ``candidate`` if there is one, and publishes nothing if the cache ``is_held``. ``record`` is for the history; a run
     that changes nothing has none. ``previous_source`` is set if a sync replaces the source, and ``remembered`` is the
-    configuration from before it.
+    configuration before that.
     """
 
     command: str
@@ -116,12 +116,12 @@ class CacheRun:
 
     @property
     def base(self) -> Snapshot | None:
-        """The snapshot whose files a new one takes."""
+        """The snapshot whose files a new one reuses."""
         return self.candidate or self.current
 
     @property
     def candidate_is_due(self) -> bool:
-        """Whether a sync that finds nothing new has to look again at whether the candidate can be published."""
+        """Whether a sync that finds nothing new must check again whether the candidate can be published."""
         return self.candidate is not None and (not self.is_held or bool(unmet_of(self.candidate)))
 
     @property
@@ -137,11 +137,10 @@ class CacheRun:
 class RunResult:
     """The result of a run, or of a dry run: its plan, the new snapshot if there is one, and totals of the current one.
 
-    ``candidate`` is the snapshot that the run made instead of publishing it, or found unchanged; then ``totals`` are
-    its own. ``touched`` are the changed partitions. ``table`` is the version of the table if the source is one,
-    ``newest`` counts its partitions that ``--newest`` took. ``skipped`` are the partitions that could not be taken.
-    ``passed_over`` counts files of the listing that were not taken, None without a listing. ``findings`` are those of
-    the rules of ``[expect]``.
+    ``candidate`` is the unpublished snapshot that the run made, or found unchanged; then ``totals`` are its own.
+    ``touched`` are the changed partitions. ``table`` is the version of the table if the source is one, ``newest``
+    counts its partitions taken by ``--newest``. ``skipped`` are the partitions that could not be taken. ``passed_over``
+    counts listed files that were not taken, None without a listing. ``findings`` come from the rules of ``[expect]``.
     """
 
     plan: Plan
@@ -168,7 +167,7 @@ class SyncReport:
         dry_run: nothing was done.
         added, changed, removed, unchanged: numbers of source files; with ``shard``, files that belong to another node
             now count as removed.
-        fetched_again: unchanged source files that were damaged in the cache, or held with other columns or options.
+        fetched_again: unchanged source files that were damaged in the cache, or fetched with other columns or options.
         rewritten: partition directories.
         fetched_bytes: downloaded.
         files, row_groups, rows, bytes: of the ``candidate`` if there is one, else of the current snapshot.
@@ -176,12 +175,12 @@ class SyncReport:
         shard: the share that the cache holds, like ``0/3``, or None.
         version: of a Delta or Iceberg table, else None.
         newest, newest_of: with ``--newest``, the numbers of taken and of all partitions, else None.
-        previous_source: the source of the run before, if it was another one.
+        previous_source: the source of the previous run, if it was another one.
         skipped: partitions that could not be taken as they are at the source.
         touched: the changed partitions.
         passed_over: numbers of source files that were not taken, by reason; None if the source was not listed.
-        expect: findings of the rules of ``[expect]`` that did not keep the snapshot from being published: warnings, and
-            partitions without enough history.
+        expect: findings of the rules of ``[expect]`` that did not block the snapshot: warnings, and partitions without
+            enough history.
         candidate: the new snapshot if it waits to be published, else None.
     """
 
@@ -237,7 +236,7 @@ def finish_run(run: CacheRun, result: RunResult) -> SyncReport:
 
     A sync that published nothing warns if the data are older than ``[expect]`` allows; it raises ContractNotMet if the
     candidate does not meet its rules. A dry run changes nothing. Raises PqcacheError if something cannot be removed;
-    the history has the result of the run all the same.
+    the history still gets the run's result.
     """
     refusal = _refusal(run, result)
     is_idle = result.plan.nothing_to_do and not (result.published or result.findings)
@@ -274,7 +273,7 @@ def finish_run(run: CacheRun, result: RunResult) -> SyncReport:
 
 
 def _refusal(run: CacheRun, result: RunResult) -> ContractNotMet | None:
-    """The error if the candidate, or in a dry run the planned snapshot, is not as expected."""
+    """The error if the candidate, or in a dry run the planned snapshot, doesn't meet the rules."""
     lines, cache = unmet(result.findings), quoted(run.cache.path)
     if not lines:
         return None
@@ -295,7 +294,7 @@ def _stale(run: CacheRun, current: Snapshot) -> tuple[Finding, ...]:
 
 
 def _clean(run: CacheRun) -> list[str]:
-    """Remove old snapshots, which are returned, and everything in ``tmp/``."""
+    """Remove everything in ``tmp/``, and old snapshots; return the latter."""
     removed = [snapshot.id for snapshot in remove_old_snapshots(run.cache, run.config.keep)]
     for snapshot in removed:
         run.options.on_event(Collected(snapshot))
@@ -339,9 +338,9 @@ def _report(run: CacheRun, result: RunResult) -> SyncReport:
 
 
 class BandwidthLimit:
-    """One token bucket for all threads: each waits, after it has received bytes, until their time has passed.
+    """One token bucket for all threads: after receiving bytes, each waits until their time has passed.
 
-    Not reading a connection slows it down, and a wait does not count as a stall of the server.
+    Not reading from a connection slows it down, and the wait does not count as a stall of the server.
     """
 
     def __init__(
@@ -357,7 +356,7 @@ class BandwidthLimit:
         self._free = -float("inf")  # when all bytes that were received are paid for
 
     def rate(self) -> int | None:
-        """Bytes a second that are allowed now, by local time; None for any number."""
+        """Bytes per second allowed now, by local time; None for no limit."""
         moment = self._now()
         minute = moment.hour * 60 + moment.minute
         current = self._timetable[-1][1]  # from the day before
@@ -382,7 +381,7 @@ class BandwidthLimit:
 
 
 def parse_timetable(text: str | int) -> list[tuple[int, int | None]]:
-    """Parse the limits of a day: from which minute on each holds, and bytes a second, None for any number.
+    """Parse the limits of a day: the minute at which each begins, and its bytes per second, None for no limit.
 
     >>> parse_timetable("100MB")
     [(0, 104857600)]

@@ -1,4 +1,4 @@
-"""Sync: make a cache hold what its source holds now, downloading only what changed."""
+"""Sync: makes a cache equal to its source, downloading only changes."""
 
 from __future__ import annotations
 
@@ -82,13 +82,13 @@ def sync(
     on_event: OnEvent = ignore,
     **given: Unpack[SyncArguments],
 ) -> SyncReport:
-    """Make ``cache`` hold what ``source`` holds now and publish a new snapshot if anything changed.
+    """Make ``cache`` equal to ``source``, and publish a new snapshot if anything changed.
 
-    An option that is None stays as the cache remembers it, an empty value restores its default. Sizes, durations and
-    counts are numbers (bytes, seconds) or text, like ``"128MB"``, ``"10m"`` and ``"8"``.
+    An option that is None keeps its remembered value, an empty value restores its default. Sizes, durations and counts
+    are numbers (bytes, seconds) or text, like ``"128MB"``, ``"10m"`` and ``"8"``.
 
     Args:
-        source: URL or path of the dataset; or the cache alone, which repeats with the source it remembers.
+        source: URL or path of the dataset; or the cache alone, to sync from its remembered source.
         cache: the cache's directory; made by the first run.
         on_event: called with what happens, from several threads.
         given: the options, as the table in pqcache.options has them.
@@ -100,7 +100,7 @@ def sync(
     False
 
     Raises UsageError, SourceError, SourceIncomplete or ContractNotMet (nothing was published), ParquetError, CacheError
-    or CacheLocked; then the current snapshot is unchanged. An error with ``exit_code`` 75 may be gone later.
+    or CacheLocked; then the current snapshot is unchanged. An error with ``exit_code`` 75 may go away by itself.
     """
     run = parsed(given, SyncRun, Remembered)
     changes = {name: run.pop(name) for name in options_of(Remembered) if name in run}
@@ -149,7 +149,7 @@ class _Request:
 
 
 def _read_run(request: _Request, record: RunRecord | None) -> CacheRun:
-    """Read the state of the cache, which a run that was waited for may have changed."""
+    """Read the state of the cache after waiting for its lock, as another run may have changed it."""
     cache, options = request.cache, request.run
     exists = cache.exists()
     remembered = read_config(cache.path) if exists else None
@@ -170,7 +170,7 @@ def _read_run(request: _Request, record: RunRecord | None) -> CacheRun:
 
 
 def _warn_of_changes(run: CacheRun, published: bool) -> None:
-    """Warn after a rollback, and of another source, also if none of the files of the one before was ever here."""
+    """Warn after a rollback, and about a changed source, even if no file of the previous one was ever fetched."""
     on_event, remembered, before = run.options.on_event, run.remembered, run.previous_source
     if published and (was := rolled_back_from(run.cache.path, run.current)):
         on_event(Warned(f"the cache was rolled back from {was}; the source as it is now is current again"))
@@ -232,7 +232,7 @@ def _sync(request: _Request, stack: ExitStack) -> SyncReport:
 
 
 def _forget_options(run: CacheRun) -> None:
-    """Remove a refused first run's options from ``pqcache.toml``, which it has written already."""
+    """Restore ``pqcache.toml`` after a refused first run, which has already written its options."""
     if run.remembered is None:
         (run.cache.path / CONFIG).unlink(missing_ok=True)
     else:
@@ -240,7 +240,7 @@ def _forget_options(run: CacheRun) -> None:
 
 
 def _rewrite_arrived(run: CacheRun, arrived: SyncReport, source: Source, list_it: ListSource) -> SyncReport:
-    """Rewrite the files of a snapshot that arrived as they are at the source; report both runs as one."""
+    """Rewrite the files of a snapshot that arrived in the source's form; report both runs as one."""
     options = replace(run.options, on_event=ByteCounter(run.options.on_event), watch=Stopwatch())
     again = replace(run, current=run.cache.current(), options=options)
     if run.record is not None:
@@ -262,7 +262,7 @@ def _rewrite_arrived(run: CacheRun, arrived: SyncReport, source: Source, list_it
 
 
 def _first_contact(request: _Request, run: CacheRun) -> Patience:
-    """How long to ask a source that has not answered yet in this run: a mistyped one should fail soon."""
+    """How long to retry a source that has not answered in this run: a mistyped one should fail soon."""
     return request.run.patience if request.is_patient or run.base is not None else FIRST_CONTACT
 
 
@@ -294,7 +294,7 @@ def _open(request: _Request, run: CacheRun, stack: ExitStack) -> Source:
 
 
 def _lister(request: _Request, run: CacheRun, source: Source, memo: Memo) -> ListSource:
-    """The listing function of this run, always for the same partitions."""
+    """The listing function of this run, which always selects the same partitions."""
     held = run.base if run.previous_source is None else None
     rules, patience = listing_rules(run.config, held), _first_contact(request, run)
     rule = newest_rule(run.config, request.cache, run.base)
@@ -314,7 +314,7 @@ def _lister(request: _Request, run: CacheRun, source: Source, memo: Memo) -> Lis
 
 
 def _is_typed(held: Snapshot | None, listing: Listing, table: TableVersion | None, config: Config) -> bool:
-    """Whether all partitions of a listing are known to fit their types: they did when they came, or any do."""
+    """Whether all partitions of a listing are known to fit their types: they were checked before, or any value fits."""
     if held and not all(os.path.isdir(held.path / d) for d in {parent(file.path) for file in listing.files}):
         return False
     if not config.partition_types:
@@ -372,10 +372,10 @@ def _nothing_to_do(run: CacheRun, sources: str, recipe: Recipe, table: str | Non
 def _unchanged(current: Snapshot, sources: str, recipe: Recipe, shard: str | None, table: str | None) -> Summary | None:
     """The summary of ``current`` if it proves that there is nothing to do, else None.
 
-    It does if the source files, with the digest ``sources``, are the ones that the snapshot was made of, all by the
-    same recipe, and its own files exist at their sizes; ``table`` is the digest of their table's schema. Markers and
-    settling do not matter then: waiting files are kept as they are held, which is as they are listed. A share also
-    depends on the files of other nodes, and is always computed again.
+    It does if the snapshot was made from the source files with the digest ``sources``, all by the same recipe, and its
+    own files exist with their sizes; ``table`` is the digest of their table's schema. Markers and settling don't matter
+    then: the held versions of waiting files equal the listed ones. A share also depends on the files of other nodes, so
+    it is always computed again.
     """
     summary = None if shard is not None else read_summary(current)
     if summary is None or summary.shard is not None or summary.recipe != recipe.text or summary.table != table:
@@ -385,7 +385,7 @@ def _unchanged(current: Snapshot, sources: str, recipe: Recipe, shard: str | Non
 
 
 def check_order(source: str, cache: str) -> None:
-    """Raise UsageError if source and cache were named in the wrong order."""
+    """Raise UsageError if source and cache were given in the wrong order."""
     scheme = re.match(r"([a-zA-Z][a-zA-Z0-9+.-]+):/", cache)  # Path makes one slash of two
     if scheme is not None and is_local(source):
         subject, reason = f"{scheme[1]}://...", "a cache is a local directory"
@@ -408,7 +408,7 @@ def check_apart(source: str, cache: Path) -> None:
 def changed_source(
     cache: CacheDirectory, current: Snapshot | None, remembered: Config | None, config: Config, is_allowed: bool
 ) -> str | None:
-    """The source that ``cache`` is a copy of, if ``config`` names another one, else None.
+    """The source of the copy in ``cache``, if ``config`` names another one, else None.
 
     ``remembered`` is from ``pqcache.toml``, which a person may have edited. Raises UsageError for a change that is not
     allowed. A cache without files may take any source.
@@ -457,8 +457,8 @@ def limit_to_source(snapshot: Path, source: Source, files: Sequence[SourceFile])
     """Restrict ``snapshot`` to those who may read ``files`` at a local source; return a warning.
 
     Older snapshots share the files by hard links, so they change too. The metadata has minima and maxima of all files,
-    and a rewritten file has rows of all files of its directory: they are readable by those who can read all these.
-    Nothing is done if everyone can read the source.
+    and a rewritten file has rows of all files of its directory, so they are readable by those who can read all these
+    files. Nothing is done if everyone can read the source.
     """
     paths, by_group = [file.path for file in files], dict[int, Callable[[str], int]]()
     if not source.private_modes(paths, os.stat(snapshot).st_gid):
@@ -480,7 +480,7 @@ def limit_to_source(snapshot: Path, source: Source, files: Sequence[SourceFile])
 
 
 def _readers(modes: Mapping[str, int]) -> Callable[[str], int]:
-    """The bits for reading that files of one group may have: by path, by directory, and those of metadata."""
+    """The read permissions that files of one group may have: by path, by directory, and for metadata."""
     of_directory: dict[str, int] = {}
     for path, mode in modes.items():
         of_directory[parent(path)] = of_directory.get(parent(path), 0o444) & mode
@@ -519,8 +519,8 @@ def sync_all(
 ) -> list[TableResult]:
     """Sync all caches below some directories, one after the other; returns the result of each.
 
-    A root may have a ``pqcache.toml`` of several tables: a cache is made of each that has none yet, and its options are
-    those of the file.
+    A root may have a ``pqcache.toml`` of several tables: a cache is made for each that has none yet, with its options
+    from the file.
 
     Args:
         roots: the directories. Default: that of ``status``.
@@ -566,7 +566,7 @@ def sync_one(cache: str | os.PathLike[str], source: str | None = None, **options
 
 
 def known_error(error: Exception) -> PqcacheError:
-    """A bug as an error: it must not keep the other caches from their runs."""
+    """Wrap a bug as an error, so that the other caches are still synced."""
     if isinstance(error, PqcacheError):
         return error
     if isinstance(error, OSError) and error.filename:
@@ -576,9 +576,8 @@ def known_error(error: Exception) -> PqcacheError:
 
 
 def exit_code_of(codes: Sequence[int]) -> int:
-    """Return the exit code of several syncs: 75 if all that failed may be done later.
-
-    Otherwise that of the first lasting failure. Skipped partitions count less than a failed sync.
+    """The exit code of several syncs: 75 if all failures are temporary, otherwise that of the first permanent one. A
+    failed sync takes precedence over skipped partitions.
 
     >>> exit_code_of([0, 75]), exit_code_of([75, 5]), exit_code_of([0, 5, 75, 3, 1]), exit_code_of([])
     (75, 5, 3, 0)

@@ -1,8 +1,7 @@
-"""Decide what a sync publishes.
+"""Decides what a sync publishes.
 
-`decide` is pure: it sees a listing, what the cache holds, what is asked for, and what earlier rounds of the same run
-have found out. `sync_changes` applies its decisions. `compare_content` and `find_unusable` say which held files can be
-kept.
+`decide` is a pure function of a listing, the held files, the request, and the findings of earlier rounds of the same
+run. `sync_changes` applies its decisions. `compare_content` and `find_unusable` say which held files can be kept.
 """
 
 from __future__ import annotations
@@ -47,9 +46,8 @@ from pqcache.system.threads import in_parallel
 
 @dataclass(frozen=True)
 class Comparison:
-    """The paths of held files that differ from their source, or cannot be compared with it.
-
-    The latter are rewritten, or have some columns or rows only: their downloads are not kept.
+    """The paths of held files that differ from their source, or cannot be compared with it: those are rewritten, or
+    have only some columns or rows, and their downloads are not kept.
     """
 
     differing: frozenset[str] = frozenset()
@@ -59,10 +57,10 @@ class Comparison:
 def compare_content(
     source: Source, listed: Iterable[SourceFile], snapshot: Snapshot, entries: Sequence[FileEntry], options: RunOptions
 ) -> Comparison:
-    """Compare the entries whose files are listed as they were recorded; the others have changed anyway.
+    """Compare the entries whose files are listed as recorded; the others have changed anyway.
 
-    An entry is compared by the store's MD5 if its tag is one. Otherwise the source file is read, and its checksum is
-    compared with the recorded one.
+    If an entry's tag is an MD5, that is compared. Otherwise the source file is read, and its checksum compared with the
+    recorded one.
     """
     known = {file.path: file for file in listed}
     found = ((entry, known.get(entry.sources[0].path)) for entry in entries if _is_copy(entry))
@@ -93,7 +91,7 @@ def _is_copy(entry: FileEntry) -> bool:
 
 
 def _checksum_at(source: Source, file: SourceFile, counter: ByteCounter) -> str:
-    """Empty for a file that is gone or has changed by now."""
+    """The checksum of a source file; empty if it is gone or has changed."""
     seen = new_checksum()
     try:
         for chunk in read_chunks(source, file, 0, file.identity.size):
@@ -112,7 +110,7 @@ def find_damaged(snapshot: Snapshot, entries: Sequence[FileEntry]) -> frozenset[
 def find_unusable(snapshot: Snapshot, entries: Sequence[FileEntry]) -> tuple[frozenset[str], frozenset[str]]:
     """Paths of damaged entries, as `find_damaged`, and of entries that others can change.
 
-    Others are all but trusted users, and can change a file that they own, can write to, or can replace.
+    Others are all untrusted users; they can change a file that they own, can write to, or can replace.
     """
     root, trusted = str(snapshot.path), is_trusted_cache(snapshot.path.parent.parent)
     known: dict[str, tuple[bool, bool]] = {"": (True, True)}  # of directories: whether they are real, and ours
@@ -149,11 +147,11 @@ class Held:
 
     Attributes:
         manifest: of the current snapshot; None without one, or if it is damaged.
-        is_intact: the index and the summary are as they were written.
+        is_intact: the index and the summary are undamaged.
         unusable: the paths of files that are damaged, or writable by others.
         comparison: the result of a comparison by content.
-        is_of_source: the snapshot is a copy of the listed source, and not of another one.
-        others: usable files of other snapshots, by the directories of these.
+        is_of_source: the snapshot is a copy of the listed source.
+        others: usable files of other snapshots, by snapshot directory.
     """
 
     manifest: Manifest | None = None
@@ -171,11 +169,11 @@ class Asked:
     Attributes:
         url: of the source.
         config: the options that the cache remembers.
-        waits: which new files wait, as of the beginning of the run: files written while it runs stay young.
+        waits: which new files wait, judged at the beginning of the run: files written while it runs stay young.
         force: publish even if more is lost than ``config.max_delete`` allows.
         fill: let readers open a first snapshot while its files are fetched.
         republish: publish even if no file has changed.
-        is_version: each listing is of one committed version, which is complete.
+        is_version: each listing is of one committed, complete version.
     """
 
     url: str
@@ -192,8 +190,8 @@ class Findings:
     """Facts found by applying earlier decisions of a run.
 
     Attributes:
-        skipped: the places whose new files cannot be taken, each with the reason; their old versions are kept.
-        obstacle: why the files cannot be read before all of them are here; empty if they can.
+        skipped: the places whose new files cannot be taken, with reasons; their old versions are kept.
+        obstacle: why the files cannot be read before all have arrived; empty if they can.
     """
 
     skipped: Mapping[str, PqcacheError] = field(default_factory=dict)
@@ -202,10 +200,10 @@ class Findings:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """The snapshot that a sync publishes of a ``listing``.
+    """The snapshot that a sync publishes for a ``listing``.
 
     Attributes:
-        manifest: of the held snapshot, with the tags that unchanged files have in the listing.
+        manifest: of the held snapshot, with the tags of unchanged files updated from the listing.
         files: the source files of the snapshot, of all nodes together.
         plan: how to get there from the held files.
         metadata: of the new manifest, beside its files.
@@ -229,7 +227,7 @@ class Decision:
 
     @property
     def left_out(self) -> Mapping[str, PqcacheError]:
-        """Places that are left out, or kept as they are held, each with the reason."""
+        """Places that are left out, or kept in their held version, with reasons."""
         return _left_out(self.listing, self.findings)
 
     @property
@@ -239,16 +237,17 @@ class Decision:
 
     @property
     def uncompared(self) -> frozenset[str]:
-        """Directories whose rows do not count: those with files of other nodes now, or with other rows."""
+        """Directories whose rows are not compared: those that now have files on other nodes, or other rows."""
         listed = {file.path for file in self.listing.files} if self.metadata.shard is not None else ()
         moved = frozenset(parent(path) for path in self.plan.removed if path in listed)
         return moved | self.listing.outside | _fetched_otherwise(self.held, self.plan.recipe)
 
     def check_rows(self, entries: Sequence[FileEntry], asked: Asked) -> None:
-        """Raise SourceIncomplete if the new snapshot's ``entries`` lose too many rows, BadPartitions if some wait.
+        """Raise SourceIncomplete if the new snapshot's ``entries`` lose too many rows, BadPartitions if some partitions
+        wait.
 
-        The writers of these may be at work; a version of a table or cache is complete. A node with a share raises their
-        first error: others may have files of the partition, and would not wait.
+        Their writers may still be at work, unless the source is a version of a table or cache, which is complete. A
+        node with a share raises their first error, as other nodes may have files of the partition and would not wait.
         """
         if self.manifest is None or asked.force:
             return
@@ -269,7 +268,7 @@ def decide(
 ) -> Decision:
     """Decide what to publish of a ``listing``; ``version`` is that of the table, if the source is one.
 
-    SourceIncomplete if nothing is left to publish, or more would be lost than is allowed.
+    Raises SourceIncomplete if nothing is left to publish, or more would be lost than allowed.
     """
     config, shard = asked.config, asked.config.shard
     manifest = None if held.manifest is None else with_tags(held.manifest, listing.files)
@@ -310,7 +309,7 @@ def decide(
 def files_of(
     listing: Listing, waits: WaitRules, manifest: Manifest | None, skipped: Mapping[str, PqcacheError]
 ) -> list[SourceFile]:
-    """Source files of all nodes together, with old versions of skipped places."""
+    """Source files of all nodes together, with the old versions of skipped places."""
     held = () if manifest is None else manifest.files
     return with_old_versions(taken_files(listing, waits, manifest), held, skipped, _odd_places(listing))
 
@@ -340,8 +339,8 @@ def plan_for(
 ) -> Plan:
     """Plan for ``files`` of ``listing``, or a node's share.
 
-    Held files that are no longer listed, because they are being replaced, stay on the node that holds them, and so do
-    listed files that wait, which are not in ``ready``.
+    Held files that are no longer listed because they are being replaced stay on their node, and so do listed files that
+    wait, which are not in ``ready``.
     """
     if shard is not None:
         node = parse_shard(shard)
@@ -357,7 +356,7 @@ def plan_for(
 def with_tags(manifest: Manifest, files: Iterable[SourceFile]) -> Manifest:
     """Update the tags of unchanged source files from a listing.
 
-    A file system mounted in another way may have tags from now on, which is no reason to fetch files again.
+    A file system that was mounted differently may have tags now, which is no reason to fetch files again.
     """
     listed = {file.path: file for file in files}
     held = [file for entry in manifest.files for file in entry.sources]
@@ -376,7 +375,7 @@ def with_tags(manifest: Manifest, files: Iterable[SourceFile]) -> Manifest:
 
 
 def _is_same(metadata: SnapshotMetadata, held: Held) -> bool:
-    """Whether a new snapshot of the same files would say the same as the current one."""
+    """Whether a new snapshot of the same files would equal the current one."""
     manifest = held.manifest
     if manifest is None or not held.is_intact:
         return False
@@ -385,7 +384,7 @@ def _is_same(metadata: SnapshotMetadata, held: Held) -> bool:
 
 
 def _table(listing: Listing, version: TableVersion | None, held: Held, config: Config) -> TableVersion | None:
-    """The table that the snapshot records: of a directory, the types of its partition columns."""
+    """The table version to record in the snapshot; for a directory, the types of its partition columns."""
     declared, of_table = config.partition_types or {}, schema_of_table(version)
     if version is not None and not declared:
         return version
@@ -401,7 +400,7 @@ def _left_out(listing: Listing, findings: Findings) -> dict[str, PqcacheError]:
 
 
 def _odd_places(listing: Listing) -> dict[str, PqcacheError]:
-    """Places with things that a cache cannot hold, each with one error."""
+    """Places with entries that a cache cannot hold, each with one error."""
     found: dict[str, list[PqcacheError]] = {}
     for path in sorted(listing.odd):
         found.setdefault(place_of(path), []).append(listing.odd[path])
@@ -423,12 +422,12 @@ def _check_lost_files(
 
 
 def _fetched_otherwise(held: Iterable[FileEntry], recipe: Recipe) -> frozenset[str]:
-    """Directories with files that were fetched with other columns or rows than ``recipe`` has."""
+    """Directories with files that were fetched with other columns or rows than in ``recipe``."""
     return frozenset(parent(e.path) for e in held if recipe_of(e.recipe).subset != recipe.subset)
 
 
 def obstacle(source: Source, listing: Listing) -> str:
-    """Why a listing's files cannot be read before all are here; empty if they can."""
+    """Why a listing's files cannot be read before all have arrived; empty if they can."""
     if listing.subset.ignore_case:
         return "columns get one spelling while they are fetched"
     if listing.subset.where is not None:
@@ -440,7 +439,7 @@ def obstacle(source: Source, listing: Listing) -> str:
 
 
 class NeedsRewriting(Exception):
-    """The source's files have no index in common until they are rewritten."""
+    """The source's files have no common index until they are rewritten."""
 
     def __init__(self, error: ParquetError) -> None:
         super().__init__(f"{error.subject}: {error.reason}")

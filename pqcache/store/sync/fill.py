@@ -1,10 +1,10 @@
-"""Publish the first snapshot of a cache so that it can be read while its files are fetched.
+"""Publishes the first snapshot of a cache so that it can be read while its files are fetched.
 
 1. The footer of each file is read at the source, which gives manifest and index, and the source is listed again: two
    equal listings prove that it was in this state at one moment. This state will be published.
 2. The snapshot is renamed into ``arriving/``, and its files are fetched, each as a whole. All are of the listed
    versions: a file that has changed never arrives.
-3. When all files are there, the snapshot is published under the ID that it has.
+3. When all files have arrived, the snapshot is published under the same ID.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ _OPEN_AGAIN = "open the dataset again when the source was copied anew"
 
 
 def fill_snapshot(run: CacheRun, plan: Plan, metadata: SnapshotMetadata, origin: Origin) -> RunResult:
-    """Publish the files that ``plan`` fetches; readers may have them open meanwhile.
+    """Publish the files that ``plan`` fetches; readers may open them meanwhile.
 
     The snapshot of an earlier run is continued. Raises Vanished if a file changes at the source: a run from a new
     listing will find the complete files.
@@ -163,7 +163,7 @@ def _fill_once(run: CacheRun, plan: Plan, metadata: SnapshotMetadata, origin: Or
 def _begin(
     job: SnapshotJob, origin: Origin, reused_id: str, stack: ExitStack
 ) -> tuple[ArrivingSnapshot, list[FileEntry], tuple[Finding, ...]]:
-    """Start a new snapshot, unless the rules of ``[expect]`` refuse it; ``stack`` holds its lock."""
+    """Start a new snapshot, unless the rules of ``[expect]`` reject it; ``stack`` holds its lock."""
     cache = job.run.cache
     _check_space(job, job.plan, tree_size(job.workdir))
     target, entries = prepare(job, origin.source)
@@ -188,7 +188,7 @@ def _begin(
 def _continue(
     job: SnapshotJob, snapshot: ArrivingSnapshot, stack: ExitStack
 ) -> tuple[SnapshotJob, ArrivingSnapshot, list[FileEntry]]:
-    """Continue an earlier run's snapshot; return a job for just that, the snapshot, and its entries."""
+    """Continue an earlier run's snapshot; return a job for exactly that, the snapshot, and its entries."""
     hold_run(snapshot.path, job.workdir, stack)
     _retire_others(job, snapshot)
     manifest = snapshot.manifest()
@@ -202,10 +202,10 @@ def _continue(
 def _find_left(job: SnapshotJob) -> tuple[ArrivingSnapshot | None, str]:
     """An earlier run's snapshot to continue, or the ID for a new one; empty for a new ID.
 
-    A snapshot is continued if it is of the listed files and this user may write it. One of other files is continued
-    only if a reader has it open and it was asked for in the same way: its missing files may still be at the source. Of
-    all others, complete files are taken over, as if this run had downloaded them. The ID is kept, as states name it, if
-    only the user is another one.
+    A snapshot is continued if it has the listed files and this user may write to it. One with other files is continued
+    only if a reader has it open and its request was the same: its missing files may still be at the source. From all
+    others, complete files are taken over as if this run had downloaded them. If only the user differs, the ID is kept,
+    as states refer to it.
     """
     wanted, reused_id = set(job.plan.downloads), ""
     for snapshot in reversed(arriving_snapshots(job.run.cache)):
@@ -226,7 +226,7 @@ def _find_left(job: SnapshotJob) -> tuple[ArrivingSnapshot | None, str]:
 
 
 def _take_over_files(job: SnapshotJob, snapshot: ArrivingSnapshot, manifest: Manifest, wanted: set[SourceFile]) -> None:
-    """Move an earlier run's files to the places of downloads, where they are checked like those."""
+    """Move an earlier run's files to the download directory, where they are checked like downloads."""
     for file in checked_files(snapshot, manifest.files):
         entry, place = manifest.files[file], job.download_path(manifest.files[file].sources[0])
         if entry.recipe == job.plan.recipe.text and entry.sources[0] in wanted and not place.exists():
@@ -234,7 +234,7 @@ def _take_over_files(job: SnapshotJob, snapshot: ArrivingSnapshot, manifest: Man
 
 
 def _retire_others(job: SnapshotJob, kept: ArrivingSnapshot | None) -> None:
-    """Remove arriving snapshots but ``kept``; abandon those with readers, which need not wait."""
+    """Remove arriving snapshots except ``kept``; abandon those with readers, so that these stop waiting."""
     found = [ArrivingSnapshot(path) for path in (job.run.cache.path / ARRIVING).iterdir() if path.is_dir()]
     for snapshot in found:
         if snapshot != kept and not remove_snapshot(job.run.cache, snapshot):
@@ -267,10 +267,10 @@ def _announce_rewriting(job: SnapshotJob, plan: Plan) -> None:
 
 
 def hold_run(snapshot: Path, scratch: Path, stack: ExitStack) -> None:
-    """Say that this process fetches a snapshot, as long as ``stack`` is open.
+    """Mark this process as fetching a snapshot while ``stack`` is open.
 
-    The file that says so is always a new one, made in ``scratch``: others can open and lock a file in the cache,
-    and the lock of the cache keeps other runs away.
+    The marker is always a new file, made in ``scratch``, as others could open and lock a file in the cache; the cache's
+    lock keeps other runs away.
     """
     new = scratch / Path(RUN).name
     descriptor = open_plain(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, file_mode())
@@ -282,7 +282,7 @@ def hold_run(snapshot: Path, scratch: Path, stack: ExitStack) -> None:
 
 
 def _check_locks(job: SnapshotJob) -> None:
-    """Raise UsageError without locks: readers could not know whether a run is at work."""
+    """Raise UsageError without file locks, as readers could not tell whether a run is at work."""
     with open(job.workdir / "lock", "xb") as one, open(job.workdir / "writer", "xb") as other:
         if try_lock(one.fileno(), exclusive=True) is None or lock_as_writer(other.fileno()) is None:
             reason = f"the file system of {job.run.cache.path} has no locks, by which readers see that a run is at work"
@@ -291,10 +291,10 @@ def _check_locks(job: SnapshotJob) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _End:
-    """The footer of a file as it will be here, its size, and where its bytes are at the source.
+    """The footer and size of a local file to come, and the location of its bytes at the source.
 
-    ``ranges`` has (start here, start at the source, length) for each range of a file if only some columns are
-    fetched; empty if it is copied.
+    ``ranges`` has (local start, start at the source, length) for each range if only some columns are fetched; empty if
+    the file is copied.
     """
 
     metadata: pq.FileMetaData
@@ -304,7 +304,7 @@ class _End:
 
 
 class _FooterLengths:
-    """How many bytes to read first: a table's files have the same columns, and footers of similar length."""
+    """Predicts how many bytes to read first, as footers of a table's files have similar lengths."""
 
     def __init__(self) -> None:
         self._seen = self._longest = 0
@@ -314,15 +314,15 @@ class _FooterLengths:
         return TAIL if self._seen < _SEEN else min(max(2 * self._longest, _LEAST_TAIL), _MOST_TAIL)
 
     def add(self, length: int) -> None:
-        """Threads may do so at once, as a lost length changes little."""
+        """Add a length; concurrent calls may lose one, which changes little."""
         self._seen, self._longest = self._seen + 1, max(self._longest, length)
 
 
 def prepare(job: SnapshotJob, source: Source) -> tuple[Path, list[FileEntry]]:
-    """Make the snapshot in the run's directory, without its files; return where it is, and its entries.
+    """Make the snapshot in the run's directory, without its files; return its path and entries.
 
-    Raises NeedsRewriting if the files cannot be read as one table before they are rewritten, and Vanished if one is not
-    as it was listed.
+    Raises NeedsRewriting if the files cannot be read as one table before they are rewritten, and Vanished if one
+    differs from the listing.
     """
     target, files, options = job.workdir / "snapshot", job.plan.downloads, job.run.options
     job.on_event(Started("read", len(files), "files"))
@@ -368,7 +368,7 @@ def _entry(job: SnapshotJob, file: SourceFile, end: _End) -> FileEntry:
 
 @contextmanager
 def _agreeing(job: SnapshotJob) -> Iterator[None]:
-    """Raise NeedsRewriting for files without a common index that are to be rewritten."""
+    """Raise NeedsRewriting for files without a common index that will be rewritten."""
     try:
         yield
     except ParquetError as error:
@@ -422,7 +422,7 @@ def _projected(source: Source, file: SourceFile, read: Callable[[int, int], byte
 
 
 def _opener(job: SnapshotJob, source: Source, files: dict[str, SourceFile]) -> OpenFile:
-    """Open files at the source by their paths here, to look at dictionaries."""
+    """Open files at the source by their paths in the cache, to examine dictionaries."""
     options = job.run.options
 
     @contextmanager
@@ -444,7 +444,7 @@ def _opener(job: SnapshotJob, source: Source, files: dict[str, SourceFile]) -> O
 
 
 def _parts_of(ranges: Ints, start: int, end: int) -> Iterator[ByteRange]:
-    """Yield where ``[start, end)`` of a file is at the source, in order."""
+    """Yield the ranges of ``[start, end)`` at the source, in order."""
     if not len(ranges):
         yield ByteRange(start, end - start)
     for here, source, length in ranges.tolist():
@@ -455,7 +455,7 @@ def _parts_of(ranges: Ints, start: int, end: int) -> Iterator[ByteRange]:
 
 @contextmanager
 def _vanishing(source: Source, file: SourceFile) -> Iterator[None]:
-    """Raise Vanished if a file is not as it was listed."""
+    """Raise Vanished if a file differs from the listing."""
     try:
         yield
     except (SourceNotFound, SourceChanged) as error:
@@ -465,7 +465,7 @@ def _vanishing(source: Source, file: SourceFile) -> Iterator[None]:
 
 
 class _Queue:
-    """Gives out files: first those that readers wait for, then the readers' wishes in turns, then the rest in order."""
+    """Orders files: first those that readers wait for, then the readers' wishes in turns, then the rest in order."""
 
     def __init__(self, files: Sequence[int]) -> None:
         self._left = dict.fromkeys(files)
@@ -504,8 +504,8 @@ class _LargeFile:
 class Fetch:
     """Fetches the missing files of ``entries``; ``checksums`` has those of the others, by position.
 
-    Threads take files from a queue that follows the readers' wishes. A file is downloaded in the run's directory as any
-    other, checked and made durable there, and renamed into the snapshot. Several threads fetch a large one.
+    Threads take files from a queue that follows the readers' wishes. A file is downloaded, checked and made durable in
+    the run's directory as usual, then renamed into the snapshot. Several threads share a large one.
     """
 
     def __init__(
@@ -533,8 +533,8 @@ class Fetch:
     def run(self) -> None:
         """Fetch all files, or raise the first error.
 
-        If a file has changed at the source, the others are fetched while a reader has the snapshot open. Then, and at
-        once if nobody has, SourceChanged is raised, and nothing more will come.
+        If a file has changed at the source, the others are still fetched while a reader has the snapshot open. Then, or
+        at once without readers, SourceChanged is raised, and no more files will arrive.
         """
         for file in self.checksums:  # fetched by an earlier run, perhaps beside other files
             self._check_values(file)
@@ -585,7 +585,7 @@ class Fetch:
         return is_copy and entry.size >= _LARGE and not is_there
 
     def _fetch_range(self, large: _LargeFile, start: int, end: int) -> None:
-        """Fetch a range of a large file; the last one has the file checked like any other."""
+        """Fetch a range of a large file; after the last one, the file is checked like any other."""
         file, position, options = self._entries[large.file].sources[0], start, self._job.run.options
 
         def receive() -> None:
@@ -661,7 +661,7 @@ class Fetch:
         return self._moved is not None and self._entries[file].path in self._snapshot.read_errors()
 
     def _lose(self, file: int, error: PqcacheError) -> None:
-        """Note that a file has changed at the source since it was listed."""
+        """Record that a file has changed at the source since it was listed."""
         entry = self._entries[file]
         what = "changed" if isinstance(error, SourceChanged) else "vanished"
         url = self._source.url_of(entry.sources[0].path)
@@ -673,7 +673,7 @@ class Fetch:
         self._job.on_event(Warned(f"{url}: {self._moved.reason}"))
 
     def _look(self) -> None:
-        """Look at readers' wishes, unless that was done recently."""
+        """Read the readers' wishes, unless that was done recently."""
         if (now := time.monotonic()) - self._looked >= _LOOK:
             self._looked = now
             self._queue.want(self._lists.read())
@@ -709,9 +709,9 @@ def note_checked(snapshot: ArrivingSnapshot, path: str, checksum: str) -> None:
 
 
 def checked_files(snapshot: ArrivingSnapshot, entries: Sequence[FileEntry]) -> dict[int, str]:
-    """Checksums, by position, of the files that are there; files not as recorded are removed.
+    """Checksums, by position, of the files that have arrived; files that differ from the record are removed.
 
-    Files are read again if the machine was restarted since.
+    Files are read again if the machine was restarted meanwhile.
     """
     recorded: dict[str, tuple[str, str]] = {}
     for line in read_regular(snapshot.path / ARRIVED).splitlines():

@@ -1,4 +1,4 @@
-"""What a sync does when something has changed: it decides, builds a new snapshot, lists again and publishes."""
+"""Syncs a changed source: decides, builds a new snapshot, lists again and publishes."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ log = logging.getLogger("pqcache.sync")
 
 
 def sync_changes(run: CacheRun, source: Source, listing: Listing, list_again: ListSource) -> RunResult:
-    """Publish a new snapshot if anything has changed; ``list_again`` lists the source as ``listing`` was made.
+    """Publish a new snapshot if anything has changed; ``list_again`` lists the source in the same way as ``listing``.
 
-    When all files are downloaded, the source is listed again. Only if it still has the same files are they published:
-    then the source held exactly these at one moment, between the two listings. Otherwise the run goes on from the new
-    listing, up to NEW_LISTINGS times, and reuses its downloads. A version of a table never changes, so it is
-    not listed again: that its files were there is known from their downloads.
+    When all files are downloaded, the source is listed again. They are published only if it still has the same files,
+    as it then held exactly these between the two listings. Otherwise the run continues from the new listing, up to
+    NEW_LISTINGS times, and reuses its downloads. A version of a table never changes, so it is not listed again: the
+    downloads prove that its files existed.
     """
     held = read_held(run)
     _check_still_table(run, source, held.manifest)
@@ -103,7 +103,7 @@ def sync_changes(run: CacheRun, source: Source, listing: Listing, list_again: Li
 
 
 class _Moved(Exception):
-    """The source has changed since the download: it has ``listing``, which differs at ``path``."""
+    """The source has changed since the download; the new ``listing`` differs at ``path``."""
 
     def __init__(self, listing: Listing, path: str) -> None:
         super().__init__(path)
@@ -142,7 +142,7 @@ class _Publisher:
             findings = done
 
     def _decide_and_apply(self, listing: Listing, findings: Findings) -> RunResult | Findings:
-        """The result, or findings for another try; raises _Moved if the source has changed by now."""
+        """The result, or findings for another try; raises _Moved if the source has changed."""
         if not self.run.options.dry_run:
             check_case(listing.files, self.run.config.source, self.run.cache.tmp_dir)
         if self.asked.fill and not findings.obstacle:
@@ -173,7 +173,7 @@ class _Publisher:
         return replace(findings, obstacle=reason)
 
     def _check_unmoved(self, decision: Decision, files: Sequence[SourceFile]) -> None:
-        """List the source again; raises _Moved if a decision would not be of the same ``files``."""
+        """List the source again; raises _Moved if the decision would have other ``files``."""
         on_event, skipped = self.run.options.on_event, decision.findings.skipped
         now = self.list_again(lambda event: None if isinstance(event, Listed | Warned) else on_event(event))
         again = files_of(now, self.asked.waits, decision.manifest, skipped)
@@ -184,7 +184,7 @@ class _Publisher:
             raise _Moved(now, path)
 
     def _apply(self, decision: Decision) -> RunResult:
-        """Apply a decision, and publish the snapshot if the source is still the same then."""
+        """Apply a decision, and publish the snapshot if the source is still the same afterwards."""
         run, source, plan, subset = self.run, self.source, decision.plan, decision.listing.subset
         if run.options.dry_run:
             return self._foresee(decision)
@@ -213,7 +213,7 @@ class _Publisher:
         return build_snapshot(run, plan, decision.metadata, held=held, origin=origin, reindex=reindex)
 
     def _finished(self, result: RunResult, decision: Decision) -> RunResult:
-        """Add the parts of the source that were left out to the result, and warn of them."""
+        """Add the parts of the source that were left out to the result, and warn about them."""
         listing, plan, held = decision.listing, decision.plan, self.held.manifest.files if self.held.manifest else ()
         skipped = (*skipped_partitions(listing.misfits, ()), *skipped_partitions(decision.left_out, held))
         for item in skipped:
@@ -240,7 +240,7 @@ class _Publisher:
         self._warn(f"{kind} {item.partition}: {what}: {item.reason}")
 
     def _foresee(self, decision: Decision) -> RunResult:
-        """Raise the errors of a run without ``dry_run``, as far as they are known, and report its plan."""
+        """Raise the errors of a run without ``dry_run``, as far as they can be foreseen, and report its plan."""
         run, plan = self.run, decision.plan
         if decision.manifest is not None and not self.asked.force:
             decision.check_rows(self._entries_foreseen(decision), self.asked)
@@ -253,7 +253,7 @@ class _Publisher:
         return RunResult(plan=plan, published=None, totals=decision.totals, findings=self._findings_foreseen(decision))
 
     def _findings_foreseen(self, decision: Decision) -> tuple[Finding, ...]:
-        """Findings in the candidate, if it would be made again, else in the paths of the files."""
+        """Findings in the candidate, if the run would recreate it, else in the paths of the files."""
         run, plan = self.run, decision.plan
         if not decision.publishes:
             return ()
@@ -263,7 +263,7 @@ class _Publisher:
         return foreseen(run, map(plan.path_of, decision.files), newest or None)
 
     def _entries_foreseen(self, decision: Decision) -> list[FileEntry]:
-        """Entries of the new snapshot; partitions that may lose rows have rows by their footers."""
+        """Entries of the new snapshot; for partitions that may lose rows, rows are counted from footers."""
         plan = decision.plan
         found = [now for directory in plan.directories for _, now in directory.kept]
         found += [item.entry for directory in plan.directories for item in directory.rewrite if item.entry is not None]
@@ -305,7 +305,7 @@ class _Publisher:
 def spelled(
     subset: Subset, current: Snapshot | None, files: Iterable[SourceFile], schemas: Sequence[pa.Schema] = ()
 ) -> Subset:
-    """Tell a subset how columns are spelled: as in a snapshot, else as in the first of ``schemas``."""
+    """Set how a subset spells columns: as in a snapshot, else as in the first of ``schemas``."""
     keys = partition_keys(file.path for file in files)
     before: list[pa.Schema] = []
     with suppress(DamagedError):
@@ -316,8 +316,7 @@ def spelled(
 def read_held(run: CacheRun) -> Held:
     """The files of the snapshot that a run starts from, and the unusable ones among them.
 
-    Without a manifest no file is known to be held, so all are downloaded again; a damaged index or summary is
-    written again.
+    Without a manifest no held file is known, so all are downloaded again; a damaged index or summary is rewritten.
     """
     base, is_of_source = run.base, run.previous_source is None
     if base is None:
@@ -351,7 +350,7 @@ def read_held(run: CacheRun) -> Held:
 
 
 def _files_of_others(run: CacheRun) -> Iterator[tuple[str, Sequence[FileEntry]]]:
-    """After a rollback, files of snapshots that this run does not start from, which has none of the newer ones."""
+    """After a rollback, files of other snapshots than the one this run starts from, which lacks newer files."""
     if run.options.compare != IDENTITY or not (run.candidate or read_kept(run.cache.path).rolled_back):
         return
     for snapshot in reversed(run.cache.snapshots()):
@@ -363,9 +362,9 @@ def _files_of_others(run: CacheRun) -> Iterator[tuple[str, Sequence[FileEntry]]]
 
 
 def _check_still_table(run: CacheRun, source: Source, manifest: Manifest | None) -> None:
-    """Raise UsageError if a table's version is held, and the source has only files now.
+    """Raise UsageError if the cache holds a table's version, but the source has only files now.
 
-    Without its log, deleted and rewritten rows of the table would come back from its files.
+    Without the log, deleted and rewritten rows of the table would come back from its files.
     """
     held = None if manifest is None else manifest.table
     if manifest is None or held is None or not held.version or source.table_version is not None:

@@ -1,7 +1,7 @@
-"""Judge a snapshot that is not published yet by the rules of ``[expect]``; see `pqcache.store.expect`.
+"""Judges an unpublished snapshot by the rules of ``[expect]``; see `pqcache.store.expect`.
 
-`judge` is pure: it compares the index and the files of the new snapshot with those of the current one. Rules of new
-values need the data too: the distinct values of their columns are recorded beside a snapshot.
+`judge` is a pure function: it compares index and files of the new snapshot with those of the current one. Rules about
+new values also need the data: the distinct values of their columns are recorded beside a snapshot.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def judged(run: CacheRun, built: Path, files: Sequence[FileEntry]) -> tuple[Find
 
 
 def foreseen(run: CacheRun, paths: Iterable[str], newest: float | None) -> tuple[Finding, ...]:
-    """Judge before the files with these ``paths`` are here."""
+    """Judge a snapshot before the files with these ``paths`` are fetched."""
     files = [FileEntry(path=path, size=0, rows=0, row_groups=0) for path in paths] if run.config.rules else []
     return _judged(run, Judged(index=None, files=files, newest=newest)) if files else ()
 
@@ -90,7 +90,7 @@ def _judged(run: CacheRun, new: Judged, built: Path | None = None) -> tuple[Find
 def _with_columns(
     rules: Sequence[Rule], new: Judged, built: Path, current: Judged, path: Path, writes: bool
 ) -> tuple[Judged, Judged]:
-    """The two with the values that rules of new values compare."""
+    """Add the values compared by rules about new values to both snapshots."""
     known = () if new.index is None else new.index.schema.names
     in_paths = () if new.index is None else new.index.partitions.column_names
     named = dict.fromkeys(rule.columns[0] for rule in rules if rule.kind == "new values")
@@ -105,15 +105,15 @@ def _with_columns(
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """A snapshot that is judged, or the current one.
+    """The judged snapshot, or the current one.
 
     Attributes:
-        index: None if it is damaged, or not made yet.
-        files: none if its manifest is damaged.
+        index: None if it is damaged, or doesn't exist yet.
+        files: empty if the manifest is damaged.
         number: of the current snapshot.
         newest: when the newest source file was written, in seconds since 1970; None if unknown.
-        values: of columns in the files, in the judged partitions or in all of the current snapshot; None if there are
-            too many, or their type has no text.
+        values: values of columns in the files: of the judged partitions, or of the whole current snapshot; None if
+            there are too many, or they cannot be written as text.
     """
 
     index: Index | None
@@ -128,10 +128,10 @@ class Judged:
 
 
 def judge(rules: Iterable[Rule], new: Judged, current: Judged | None, now: float) -> tuple[Finding, ...]:
-    """Judge the partitions of a ``new`` snapshot that the ``current`` one does not have, or has otherwise.
+    """Judge the partitions of a ``new`` snapshot that are missing or different in the ``current`` one.
 
-    Without a current snapshot these are all. ``now`` is in seconds since 1970. A rule that is met has no finding,
-    unless there was nothing to compare with.
+    Without a current snapshot, all partitions are judged. ``now`` is in seconds since 1970. A rule that is met has no
+    finding, unless there was nothing to compare with.
     """
     changed = changed_directories(new.files, current)
     found: list[Finding] = []
@@ -149,7 +149,7 @@ def judge(rules: Iterable[Rule], new: Judged, current: Judged | None, now: float
 
 
 def changed_directories(files: Sequence[FileEntry], current: Judged | None) -> frozenset[str]:
-    """Partitions that have other rows than in the ``current`` snapshot, or rows of source files that it lacks."""
+    """Partitions whose rows differ from the ``current`` snapshot, or come from source files that it lacks."""
     before = _rows_of(() if current is None else current.files)
     changed = {directory for directory, rows in _rows_of(files).items() if before.get(directory) != rows}
     since = 0 if current is None else current.number
@@ -283,7 +283,7 @@ def _index_of(judged: Judged) -> Index:
 
 
 def _missing(rule: Rule, index: Index) -> Finding | None:
-    """The finding about a column that is not there."""
+    """The finding about a missing column."""
     (column,), names = rule.columns, index.schema.names
     if column in names:
         return None
@@ -308,7 +308,7 @@ def _row_groups(index: Index, directories: Collection[str]) -> dict[str, list[in
 
 
 def _nulls(index: Index, column: str) -> npt.NDArray[np.int64]:
-    """The nulls of a column in each row group; -1 if they are not known."""
+    """The nulls of a column in each row group; -1 if unknown."""
     rows = index.rows
     if column in index.partitions.column_names:
         of_file = index.partitions[column].is_null().to_numpy()
@@ -322,7 +322,9 @@ def _nulls(index: Index, column: str) -> npt.NDArray[np.int64]:
 
 
 def _maximum(index: Index, column: str, groups: Sequence[int]) -> tuple[pa.Scalar | None, int]:
-    """The largest value of a column in some row groups, None without one, and how many of these do not tell theirs."""
+    """The largest value of a column in some row groups, None without one, and the number of row groups without
+    statistics.
+    """
     import pyarrow.compute as pc  # which few syncs need
 
     chosen, name = pa.array(groups, pa.int64()), f"{column}:max"
@@ -351,7 +353,8 @@ def compared_values(
 ) -> tuple[dict[str, Values], dict[str, Values]]:
     """The values of columns up to the ``current`` snapshot, and in the ``new`` files of the one being built.
 
-    Unrecorded values of the current one are read from the files that it has ``held``. The values of both are recorded.
+    If the current one's values were not recorded, they are read from its ``held`` files. The values of both are
+    recorded.
     """
     recorded = _read(current)
     before = {name: recorded[name] for name in columns if name in recorded}
@@ -366,7 +369,7 @@ def compared_values(
 
 
 def _read(snapshot: Path) -> dict[str, Values]:
-    """The recorded values of a snapshot, by column; none if the record is damaged, so that they are found again."""
+    """The recorded values of a snapshot, by column; empty if the record is damaged, so that they are read again."""
     try:
         recorded = json.loads(read_regular(snapshot / VALUES))
         return {str(name): None if found is None else frozenset(map(str, found)) for name, found in recorded.items()}

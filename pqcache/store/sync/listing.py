@@ -1,8 +1,8 @@
-"""List a source: its Parquet files, after hostile names are refused and partitions are selected.
+"""Lists a source: its Parquet files, after rejecting hostile names and selecting partitions.
 
-``memo.json`` in a cache spares most of that: it has what a listing of a table came to, by the state of the table's log
-and all options, and which files without a suffix are Parquet, by their identities. It says what reading would, and no
-more: the snapshot's summary and files tell whether the cache holds the same.
+``memo.json`` in a cache saves most of the work: it has the result of listing a table, keyed by the state of the table's
+log and all options, and which files without a suffix are Parquet, by identity. It is only a memo of the source: whether
+the cache holds the same follows from the snapshot's summary and files.
 """
 
 from __future__ import annotations
@@ -95,15 +95,15 @@ class KnownListing:
     """The result of a listing.
 
     Attributes:
-        key: names the state of the log, and the options.
+        key: identifies the state of the log and the options.
         files: how many there are.
         size: their bytes.
         sources: the digest of their paths and identities.
-        subset: the columns and rows taken of each, as in a recipe.
+        subset: the columns and rows taken from each, as in a recipe.
         schema: the digest of the table's schema.
         version: format, number and time of the table's version, None without one.
         newest: with ``--newest``, the numbers of taken and of all partitions.
-        places: local directories, and files of the table below each, whose modes count.
+        places: local directories whose modes apply, and the table's files below each.
     """
 
     key: str
@@ -124,7 +124,7 @@ class KnownListing:
 
     @property
     def newest_partitions(self) -> NewestPartitions | None:
-        """Counts only; the partitions left out are not remembered."""
+        """The numbers of partitions; those left out are not remembered."""
         return None if self.newest is None else NewestPartitions(self.newest[0], self.newest[1], frozenset())
 
     def is_public(self) -> bool:
@@ -158,15 +158,15 @@ class Memo:
         self._found[_file_key(url, file)] = is_parquet
 
     def listing(self, key: str | None) -> KnownListing | None:
-        """The listing of the source in the state that ``key`` names; see `listing_key`."""
+        """The listing of the source in the state ``key``; see `listing_key`."""
         return self._listing if self._listing is not None and self._listing.key == key else None
 
     def remember(self, listing: KnownListing | None) -> None:
-        """Replaces the one remembered before."""
+        """Remember a listing in place of the previous one."""
         self._listing = listing
 
     def write(self, cache: Path) -> None:
-        """Keep only facts that this run has asked for or found."""
+        """Write the memo, with only the facts that this run has used or found."""
         if self._found == self._known and self._listing is self._listed:
             return
         parquet, other = (sorted(k for k, value in self._found.items() if value is kind) for kind in (True, False))
@@ -177,7 +177,7 @@ class Memo:
 
 
 def read_memo(cache: Path) -> Memo:
-    """Empty if it cannot be read."""
+    """Read the memo; empty if it is unreadable."""
     try:
         with open(open_plain(cache / MEMO, os.O_RDONLY), "rb") as file:
             values = json.loads(file.read())
@@ -194,10 +194,10 @@ def read_memo(cache: Path) -> Memo:
 
 
 def listing_key(source: Source, config: Config) -> str | None:
-    """A name for the listing of ``source`` in its present state; None if only a listing can tell.
+    """A key for the listing of ``source`` in its current state.
 
-    That is so if the free space or the files of other nodes decide about the selection, and unless the source is a
-    table with a log.
+    None if only a listing can tell: if the selection depends on free space or the files of other nodes, or if the
+    source isn't a table with a log.
     """
     state = source.state
     if state is None or config.shard is not None or (config.newest or "").strip().lower() == FREE:
@@ -216,13 +216,12 @@ def _file_key(url: str, file: SourceFile) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """The Parquet files to take, all files ``found`` at the source, and the ``subset`` to take of each.
+    """The Parquet files to take, all files ``found`` at the source, and the ``subset`` to take from each.
 
-    With ``--newest``, ``newest`` says which partitions are left out; the files of these are not in ``files``.
-    ``passed_over`` counts the files that are not taken for other reasons. ``odd`` has an error for each thing that a
-    cache cannot hold, by path, and with a ``/`` at its end for a directory; they are not in ``files``, and neither are
-    the partitions in ``misfits``, whose values don't fit their types. ``directories`` are those of all data files, even
-    if ``--where`` leaves them out.
+    With ``--newest``, ``newest`` says which partitions are left out; their files are not in ``files``. ``passed_over``
+    counts files not taken for other reasons. ``odd`` has an error for each entry that a cache cannot hold, by path,
+    with a ``/`` at the end for a directory. Neither these nor the partitions in ``misfits``, whose values don't fit
+    their types, are in ``files``. ``directories`` are those of all data files, even if ``--where`` leaves them out.
     """
 
     files: list[SourceFile]
@@ -235,7 +234,7 @@ class Listing:
     odd: Mapping[str, PqcacheError] = field(default_factory=dict)
 
     def typed(self, table: TableVersion | None, config: Config, schema: bytes = b"") -> TableVersion | None:
-        """The version that a snapshot records, with the types of a directory's partitions."""
+        """The version to record in a snapshot, with the types of a directory's partitions."""
         if table is None and not any(map(partition_values, self.directories)):
             return None
         return typed_version(table, config.partition_types or {}, schema)
@@ -260,7 +259,7 @@ class Listing:
 
     @cached_property
     def sources(self) -> str:
-        """Digest of the files, by which a summary knows them."""
+        """Digest of the files, as in a summary."""
         return digest_of_sources(self.files)
 
     @property
@@ -273,8 +272,8 @@ class Listing:
 class ListingRules:
     """The selection of files, columns and rows; by default all Parquet files as they are.
 
-    ``skip_bad``: a sync leaves out things that a cache cannot hold. None outside of a sync, where they are errors.
-    ``known`` returns the partition types of the cache's snapshot, None where it has none.
+    ``skip_bad``: a sync leaves out entries that a cache cannot hold. None outside of a sync, where they are errors.
+    ``known`` returns the partition types of the cache's snapshot, or None.
     """
 
     where: str | None = None
@@ -334,7 +333,7 @@ def without_misfits(
 
 
 def known_keys(snapshot: Snapshot | None) -> Collection[str]:
-    """Partition keys as a snapshot spells them."""
+    """Partition keys as spelled in a snapshot."""
     below = () if snapshot is None else os.walk(snapshot.path)
     return {key for _, names, _ in below for name in names for key in partition_values(name)}
 
@@ -350,14 +349,14 @@ def list_source(
     memo: Memo | None = None,
     before: Listing | None = None,
 ) -> Listing:
-    """List the source's Parquet files in the partitions that may satisfy a condition, and what to take of them.
+    """List the source's Parquet files in partitions that may satisfy a condition, and the subset to take.
 
-    Raises SourceError for things that a cache cannot hold, for instance by their name, unless ``rules`` skip them;
-    SourceIncomplete without any Parquet file, as an empty listing never replaces a snapshot; and UsageError for a table
-    whose rows are not those of its files. Name and content decide whether a file is the dataset's, as ``rules`` say;
-    ``memo`` spares reading files again. If a file changes before it is looked into, the source is listed again, up to
-    three times. If a directory has the same files as ``before``, when it was listed by the same rules, that listing is
-    returned, as it was checked.
+    Raises SourceError for entries that a cache cannot hold, for instance because of their name, unless ``rules`` skip
+    them; SourceIncomplete without any Parquet file, as an empty listing never replaces a snapshot; and UsageError for a
+    table whose rows differ from those in its files. ``rules`` decide by name and content whether a file belongs to the
+    dataset; ``memo`` saves reading files again. If a file changes before it is examined, the source is listed again, up
+    to three times. If a directory has the same files as in ``before``, an already checked listing by the same rules,
+    that is returned.
     """
     source.narrow(rules.where)
     plain = not source.capabilities.lists_only_data_files
@@ -403,7 +402,7 @@ def list_source(
 
 
 def _check_odd(odd: Mapping[str, PqcacheError], skip_bad: bool | None, is_rest: bool) -> None:
-    """Raise the first error, with the number of all, unless they are skipped and something else is left."""
+    """Raise the first error, with the total number, unless they are skipped and other files are left."""
     if not odd or (skip_bad and is_rest):
         return
     error = with_number([odd[path] for path in sorted(odd)])
@@ -413,7 +412,7 @@ def _check_odd(odd: Mapping[str, PqcacheError], skip_bad: bool | None, is_rest: 
 def without_links(
     source: Source, files: Sequence[SourceFile], links: Mapping[str, str], on_event: OnEvent
 ) -> list[SourceFile]:
-    """Drop and report second names of files: their rows would come twice."""
+    """Drop and report further names of files, as their rows would come twice."""
     if not links:
         return list(files)
     first = min(links)
@@ -451,8 +450,8 @@ def dataset_files(
 ) -> list[SourceFile]:
     """Select the files of the dataset from all files ``found`` in a source, in the same order.
 
-    A table whose rows a listing does not show, or half of which would not be taken, raises UsageError. ``odd`` gets the
-    errors for files that may not be read, by path; without it they are raised.
+    Raises UsageError for a table whose rows a listing does not show, or if half of the files would not be taken.
+    ``odd`` collects the errors for unreadable files, by path; without it they are raised.
     """
     if not rules.as_files:
         check_above(source.url)
@@ -480,10 +479,10 @@ def dataset_files(
 def check_one_table(
     source: Source, files: Sequence[SourceFile], held: Iterable[str] = (), patience: Patience = FIRST_CONTACT
 ) -> None:
-    """Raise UsageError where directories of ``files`` are different tables by their names and columns.
+    """Raise UsageError if directories of ``files`` are different tables by their names and columns.
 
-    Reads one footer of each directory whose name does not make it a part of a table, of up to 32 of them, and none if
-    all of these are among the paths ``held``. If several are, columns may have been added or left out since.
+    Reads one footer in each of up to 32 directories whose names do not make them parts of one table, and none if all of
+    these are among the paths ``held``. If several are held, columns may have been added or dropped since.
     """
     roots = table_roots(file.path for file in files)
     known = sorted(roots.keys() & table_roots(held).keys()) if len(roots) > 1 else []
@@ -517,7 +516,7 @@ def _lies_in(root: str, other: str) -> bool:
 
 
 def _columns(source: Source, file: SourceFile, patience: Patience) -> frozenset[str]:
-    """Names of the columns in a file and in its path; empty if it cannot be read, which a sync reports."""
+    """Names of the columns in a file and in its path; empty if it is unreadable, which a sync reports."""
     from pqcache.store.sync.table_schema import read_remote_footer  # and pyarrow
 
     try:
@@ -529,7 +528,7 @@ def _columns(source: Source, file: SourceFile, patience: Patience) -> frozenset[
 
 
 def ready_paths(listing: Listing, rules: WaitRules) -> set[str]:
-    """Files of a listing that do not wait, on whatever node."""
+    """Files of a listing that do not wait, on any node."""
     return {file.path for file in files_to_take(listing.files, listing.paths, (), rules)}
 
 
@@ -544,8 +543,8 @@ def digest_of_shares(
 ) -> str | None:
     """Digest of the listing that nodes share, or None without ``--shard``.
 
-    It is unique to this node, with a mark, if this node keeps or leaves out other files than the rest: see `_apart`.
-    A share without any file raises SourceIncomplete.
+    If this node keeps or leaves out other files than the rest, it is marked and unique to this node: see `_apart`. A
+    share without any file raises SourceIncomplete.
     """
     if shard is None:
         return None
@@ -572,11 +571,11 @@ def _apart(
     files: Sequence[SourceFile],
     manifest: Manifest | None,
 ) -> set[str]:
-    """The directories that the snapshots of all nodes together would not have in one version.
+    """The directories that nodes may hold in different versions.
 
-    Directories ``skipped`` here are among them if they are ``divided``, as others may not skip them; or if the old
-    version was, as the ``manifest`` leaves open, for others drop their files of it. So is the root if old versions of
-    its files are among the taken ``files``, and files kept of a snapshot with the mark.
+    These are directories ``skipped`` on this node that are ``divided`` among nodes, as others may not skip them, or
+    whose old version may have been, which the ``manifest`` doesn't tell, as others drop their files of it. The root is
+    one if old versions of its files are among the taken ``files``, and so are files kept from a marked snapshot.
     """
     apart = set(divided)
     marked = manifest is not None and (manifest.listing or "").endswith(_APART)
@@ -605,8 +604,8 @@ def parquet_by_content(
 ) -> set[SourceFile]:
     """The files that are Parquet by their first or last bytes.
 
-    Files that ``memo`` does not know are read, in parallel. Raises SourceIncomplete for a file that has changed since
-    it was listed. ``denied`` gets the errors for files that may not be read, by path.
+    Files missing in ``memo`` are read, in parallel. Raises SourceIncomplete for a file that has changed since it was
+    listed. ``denied`` collects the errors for unreadable files, by path.
     """
     unknown = [file for file in files if memo.is_parquet(source.url, file) is None]
     if unknown:
@@ -654,9 +653,8 @@ def _log(message: str, *values: object) -> None:
 class NewestRule:
     """The rule for the newest partitions, the same for all listings of a run.
 
-    ``snapshot`` is the one with the held directories, None if that must not matter: nodes that share a table have to
-    take the same partitions, whatever each of them holds. ``space`` is that of an empty cache, None if it does not
-    matter.
+    ``snapshot`` has the held directories; None with shares, as all nodes have to take the same partitions whatever they
+    hold. ``space`` is the space of an empty cache, None if it isn't needed.
     """
 
     newest: Newest
@@ -681,9 +679,9 @@ def newest_rule(config: Config, cache: CacheDirectory, current: Snapshot | None)
 
 
 def only_newest(listing: Listing, rule: NewestRule | None, unfit: Collection[str] = ()) -> Listing:
-    """Reduce a listing to the newest partitions; raises as `newest_partitions`.
+    """Reduce a listing to the newest partitions; raises like `newest_partitions`.
 
-    A partition that has to wait, and is not held, leaves none out before it is taken itself, nor does one of ``unfit``.
+    A waiting partition that isn't held displaces no other before it is taken itself; neither does one in ``unfit``.
     """
     if rule is None:
         return listing
@@ -705,8 +703,8 @@ def only_newest(listing: Listing, rule: NewestRule | None, unfit: Collection[str
 def _free_space(cache: CacheDirectory, current: Snapshot | None, keep: int) -> int:
     """Bytes that a run may use, now or after the next runs.
 
-    They are the free bytes, the downloads of dead runs, which are taken over, and files that only the older of the
-    ``keep`` newest snapshots have. Files that readers keep beyond these are not free.
+    This is the sum of free bytes, downloads of dead runs, which are taken over, and files that are only in the older
+    ones of the ``keep`` newest snapshots. Files of other snapshots, kept for readers, do not count.
     """
     free = free_space(cache.path)
     left = _files(cache.tmp_dir.glob("*/fetch"))
@@ -723,7 +721,7 @@ def _free_space(cache: CacheDirectory, current: Snapshot | None, keep: int) -> i
 
 
 def _files(directories: Iterable[Path]) -> Iterator[os.stat_result]:
-    """Status of each file below ``directories``, except for metadata, which each snapshot needs anew."""
+    """Status of each file below ``directories``, except metadata, which each snapshot writes anew."""
     for top in directories:
         for directory, below, names in os.walk(top):
             below[:] = [name for name in below if name != parent(LEASE)]
@@ -733,5 +731,5 @@ def _files(directories: Iterable[Path]) -> Iterator[os.stat_result]:
 
 
 def _bytes(status: os.stat_result) -> int:
-    """Bytes that removing a file frees at least; an incomplete download may have gaps."""
+    """The least bytes freed by removing a file; an incomplete download may have holes."""
     return min(status.st_size, status.st_blocks * 512)

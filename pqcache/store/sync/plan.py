@@ -1,4 +1,4 @@
-"""Plan what a sync or a repartition does, without changing anything.
+"""Plans what a sync or a repartition does, without changing anything.
 
 A plan is a plain value: ``--dry-run`` shows the plan that a run without it applies.
 """
@@ -32,9 +32,9 @@ _MAX_NAME = 255  # bytes of a file's name
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a snapshot's files are made from the source's: the part downloaded of each, and the rewriting.
+    """How a snapshot's files are made from the source's: the part of each to download, and how to rewrite it.
 
-    Both are canonical JSON objects, so that equal texts mean the same; empty means all of it, and as it is.
+    Both are canonical JSON objects, so equal texts mean the same; empty means the whole file, and unchanged.
     """
 
     subset: str = ""
@@ -42,7 +42,7 @@ class Recipe:
 
     @cached_property
     def text(self) -> str:
-        """As an entry remembers it: canonical JSON, empty for a plain copy."""
+        """The recipe as stored in an entry: canonical JSON, empty for a plain copy."""
         parts = {name: json.loads(part) for name, part in (("fetch", self.subset), ("rewrite", self.rewrite)) if part}
         return canonical_json(parts) if parts else ""
 
@@ -64,7 +64,7 @@ def recipe_for(config: Config, subset: str) -> Recipe:
 
 @dataclass(frozen=True)
 class Input:
-    """One file that goes into a rewritten directory: a source file, or an entry the cache holds already."""
+    """One input of a rewritten directory: a source file, or an entry that the cache already holds."""
 
     file: SourceFile | None
     entry: FileEntry | None
@@ -86,7 +86,7 @@ class Input:
 
 @dataclass(frozen=True)
 class BuiltFile:
-    """A file that the previous snapshot does not have: where it lies, and its entry."""
+    """A file that the previous snapshot lacks: its location and entry."""
 
     file: str
     entry: FileEntry
@@ -96,9 +96,9 @@ class BuiltFile:
 class DirectoryPlan:
     """The plan for one partition directory.
 
-    ``keep`` is linked from the current snapshot, ``copy`` is copied from the source as it is, and
-    ``rewrite`` are the inputs of a rewritten directory, in row order. ``found`` is linked from other snapshots.
-    ``renamed`` has the new path of each kept file that gets another one.
+    ``keep`` is linked from the current snapshot, ``copy`` is copied unchanged from the source, and ``rewrite`` are the
+    inputs of a rewritten directory, in row order. ``found`` is linked from other snapshots. ``renamed`` has the new
+    paths of kept files that are renamed.
     """
 
     directory: str
@@ -110,7 +110,7 @@ class DirectoryPlan:
 
     @property
     def kept(self) -> list[tuple[FileEntry, FileEntry]]:
-        """Entries of kept files: as they are held, and as they will be."""
+        """Entries of kept files: the held ones, and the new ones."""
         if not self.renamed:
             return [(entry, entry) for entry in self.keep]
         return [(e, replace(e, path=self.renamed[e.path]) if e.path in self.renamed else e) for e in self.keep]
@@ -124,8 +124,8 @@ class DirectoryPlan:
 class Plan:
     """The plan for all partition directories, and how many source files it concerns.
 
-    ``added``, ``changed``, ``removed`` and ``unchanged`` count source files. ``paths`` has the path in the cache of
-    each source file that has another one there.
+    ``added``, ``changed``, ``removed`` and ``unchanged`` count source files. ``paths`` has the cache paths of source
+    files whose path differs there.
     """
 
     directories: tuple[DirectoryPlan, ...]
@@ -150,7 +150,7 @@ class Plan:
 
     @property
     def rewrite_bytes(self) -> int:
-        """Bytes read by rewriting; it writes at most about as many."""
+        """Bytes read by rewriting; at most about as many are written."""
         return sum(item.size for directory in self.directories for item in directory.rewrite)
 
     @property
@@ -172,8 +172,8 @@ def plan_sync(
 ) -> Plan:
     """Plan how to get from the entries ``held`` to the source files ``listing``.
 
-    ``damaged`` has the held paths that cannot be used any more, ``others`` those without the table's schema.
-    Files of equal identity are unchanged.
+    ``damaged`` has the held paths that are no longer usable, ``others`` those without the table's schema. Files of
+    equal identity are unchanged.
     """
     entries = sorted(held, key=_path)
     before: dict[str, SourceFile] = {f.path: f for entry in entries for f in entry.sources}
@@ -202,7 +202,7 @@ def plan_sync(
 def _renamed(plan: DirectoryPlan, recipe: Recipe, paths: Mapping[str, str]) -> DirectoryPlan:
     """Rename kept files to the paths that new ones would have.
 
-    Paths in the cache depend on all names of a directory, so a name may belong to another file now.
+    Cache paths depend on all names in a directory, so a name may now belong to another file.
     """
     if recipe.rewrite:
         return plan
@@ -219,7 +219,7 @@ def _by_directory(files: Iterable[_Located]) -> dict[str, list[_Located]]:
 
 
 def plan_repartition(held: Iterable[FileEntry], recipe: Recipe, others: frozenset[str] = frozenset()) -> Plan:
-    """Plan how to rewrite the held files by ``recipe``; may need downloads, which a cache without source cannot do.
+    """Plan how to rewrite the held files by ``recipe``, which may need downloads.
 
     ``others`` has the paths of files without the table's schema.
     """
@@ -261,7 +261,7 @@ def _plan_directory(
 
 
 def take_from(plan: Plan, others: Iterable[tuple[str, Sequence[FileEntry]]]) -> Plan:
-    """Take files from other snapshots, given by their directories, in place of downloads."""
+    """Take files from other snapshots, by directory, instead of downloading them."""
     known = [(root, _by_directory(entries)) for root, entries in others]
     directories = list(plan.directories)
     for root, by_directory in known:
@@ -270,7 +270,7 @@ def take_from(plan: Plan, others: Iterable[tuple[str, Sequence[FileEntry]]]) -> 
 
 
 def _with_found(item: DirectoryPlan, root: str, entries: Sequence[FileEntry], plan: Plan) -> DirectoryPlan:
-    """All that a directory is rewritten to, or single copies."""
+    """The directory with found files: all that it is rewritten to, or single copies."""
     if item.copy:
         usable = _single_source([entry for entry in entries if entry.recipe == plan.recipe.text], frozenset())
         new = [(usable[file], plan.path_of(file)) for file in item.copy if file in usable]
@@ -301,7 +301,7 @@ def _single_source(entries: Sequence[FileEntry], damaged: frozenset[str]) -> dic
 class PartitionChange:
     """The change of one partition directory by a run, or a dry run: numbers of source files, and bytes to fetch.
 
-    ``reason`` says why, of the first of its files that are not left as they are.
+    ``reason`` is that of the first file that is not left unchanged.
     """
 
     directory: str
@@ -324,7 +324,7 @@ class PartitionChange:
 def partition_changes(
     plan: Plan, manifest: Manifest | None = None, listed: Collection[str] = ()
 ) -> tuple[PartitionChange, ...]:
-    """Sorted by directory; for the arguments see `planned_files`."""
+    """The changes, sorted by directory; for the arguments see `planned_files`."""
     reasons: dict[str, str] = {}
     for file in planned_files(plan, manifest, listed):
         if file.action == "rewrite":
@@ -355,9 +355,9 @@ def partition_changes(
 
 
 def planned_files(plan: Plan, manifest: Manifest | None, listed: Collection[str]) -> Iterator[Planned]:
-    """Yield the action for each source file that is not left as it is, and the reason.
+    """Yield action and reason for each source file that is not left unchanged.
 
-    ``listed`` has all paths at the source: removed files that are among them were left out.
+    ``listed`` has all paths at the source: removed files among them were left out.
     """
     held = {file.path: file.identity for entry in (manifest.files if manifest else ()) for file in entry.sources}
     for item in plan.directories:
@@ -395,10 +395,10 @@ def _time(nanoseconds: int) -> str:
 
 
 def cached_paths(paths: Iterable[str]) -> dict[str, str]:
-    """Choose the paths in a cache of source paths that need another one there.
+    """Choose cache paths for source paths that cannot be used as they are.
 
-    A name without the suffix gets ``.parquet``. If another file or directory has that name, in whatever case, or it is
-    too long, a hash of the name comes before the suffix. Equal paths give equal results.
+    A name without the suffix gets ``.parquet``. If another file or directory has that name, ignoring case, or it is too
+    long, a hash of the name is put before the suffix. Equal paths give equal results.
 
     >>> cached_paths(["dt=1/000000_0", "dt=1/part-0.parquet"])
     {'dt=1/000000_0': 'dt=1/000000_0.parquet'}
@@ -421,7 +421,7 @@ def cached_paths(paths: Iterable[str]) -> dict[str, str]:
 
 
 def _directories(paths: Iterable[str]) -> set[str]:
-    """Parents of all ``paths``, without case."""
+    """Parents of all ``paths``, with case folded."""
     found: set[str] = set()
     for directory in {parent(path) for path in paths}:
         while directory and directory.casefold() not in found:

@@ -34,8 +34,8 @@ _MIN_SPARE, _SPARE = 1 << 20, 64 << 20  # bytes left for indexes and metadata
 class WaitRules:
     """The rules by which new files of a source wait for a later run.
 
-    A partition is taken when it, or a partition directory above it, holds a file named ``marker``. Files
-    younger than ``settle`` seconds at ``now`` (seconds since the epoch) are left for the next run.
+    A partition is taken if it, or a partition directory above it, holds a file named ``marker``. Files younger than
+    ``settle`` seconds at ``now`` (seconds since the epoch) are left for the next run.
     """
 
     marker: str | None = None
@@ -50,12 +50,12 @@ def wait_rules(config: Config) -> WaitRules:
 def files_to_take(
     files: Sequence[SourceFile], all_paths: Iterable[str], held: Iterable[FileEntry], rules: WaitRules
 ) -> list[SourceFile]:
-    """Leave out files that have to wait; held versions of these are kept.
+    """Leave out files that have to wait; their held versions are kept.
 
-    All of a held directory is kept as it is while it exists without its marker, even with nothing but
-    a writer's temporary files in it, and while it has lost files and their replacements are young.
+    A held directory is kept unchanged while it exists without its marker, even if it has only a writer's temporary
+    files, and while replacements of its lost files are young.
 
-    ``all_paths`` are the paths of everything at the source, markers and hidden files included.
+    ``all_paths`` are all paths at the source, including markers and hidden files.
     """
     if rules.marker is None and not rules.settle:
         return list(files)
@@ -86,7 +86,7 @@ def files_to_take(
 
 
 def _directories(paths: Iterable[str]) -> set[str]:
-    """Directories that contain ``paths``, with all above them."""
+    """Directories that contain ``paths``, and their parents."""
     found = {""}
     for path in paths:
         directory = parent(path)
@@ -99,7 +99,7 @@ def _directories(paths: Iterable[str]) -> set[str]:
 def _is_marked(directory: str, marked: set[str]) -> bool:
     """Whether a directory, or a partition directory above it, has the marker.
 
-    The root's own marker counts only for files that lie in the root: an old one would count for every partition.
+    The root's own marker applies only to files in the root; otherwise an old one would apply to every partition.
     """
     if not directory:
         return "" in marked
@@ -122,9 +122,9 @@ def unsafe_names(listing: Iterable[SourceFile], source: str) -> dict[str, Pqcach
 def divide_both(
     files: Sequence[SourceFile], listing: Iterable[SourceFile], source: str
 ) -> tuple[list[SourceFile], dict[str, PqcacheError]]:
-    """Leave out ``files`` that are directories of the ``listing`` too, with an error for each.
+    """Leave out ``files`` that are also directories of the ``listing``, with an error for each.
 
-    Empty ones stand for the directory in an object store, and are no error.
+    Empty files are directory markers of an object store, which is no error.
     """
     directories = _directories(file.path for file in listing)
     both = [file for file in files if file.path in directories]
@@ -153,7 +153,7 @@ def check_identities(listing: Iterable[SourceFile], source: str) -> None:
 
 
 def check_case(listing: Sequence[SourceFile], source: str, scratch: Path) -> None:
-    """Raise SourceError if names differ only in case and the file system of ``scratch`` folds case."""
+    """Raise SourceError if names differ only in case and the file system of ``scratch`` ignores case."""
     names = {file.path for file in listing}
     names |= _directories(names)
     if len({name.casefold() for name in names}) == len(names):
@@ -185,14 +185,14 @@ def folds_case(directory: Path) -> bool:
 def check_deletions(
     plan: Plan, held: Sequence[FileEntry], source: str, max_delete: str, elsewhere: frozenset[str], shard: str
 ) -> None:
-    """Raise SourceIncomplete when more source files would be dropped than ``max_delete`` allows.
+    """Raise SourceIncomplete if more source files would be dropped than ``max_delete`` allows.
 
-    Files are replaced, not dropped, if all files of a partition are removed and others added: jobs that overwrite
-    or compact a partition write new names. `check_rows` sees what such a partition has lost. Of the files that lie in
-    no partition, only as many as are added are replaced if ``max_delete`` is a number of files.
+    Files count as replaced, not dropped, if all files of a partition are removed and others added: jobs that overwrite
+    or compact a partition write new names. `check_rows` checks what such a partition has lost. Outside of partitions,
+    only as many files as are added count as replaced if ``max_delete`` is a number of files.
 
-    ``elsewhere`` are source files held by other nodes. They count only if ``shard`` says how the shares have changed:
-    the few that change nodes as the source changes are not lost.
+    ``elsewhere`` are source files held by other nodes. They count only if ``shard`` says how the shares have changed;
+    the few that move to another node when the source changes are not lost.
     """
     if not plan.removed:
         return
@@ -228,11 +228,11 @@ def check_rows(
     source: str,
     max_delete: str,
 ) -> None:
-    """Raise SourceIncomplete when partitions lose more of the held rows than ``max_delete`` allows.
+    """Raise SourceIncomplete if partitions lose more of the held rows than ``max_delete`` allows.
 
-    ``entries`` are those of the new snapshot. Growing and new partitions do not make up for shrinking ones.
-    Directories in ``uncompared`` are taken to lose nothing. A ``max_delete`` that is a number of files limits rows to
-    the default share.
+    ``entries`` are those of the new snapshot. Growing and new partitions do not compensate for shrinking ones.
+    Directories in ``uncompared`` are assumed to lose nothing. If ``max_delete`` is a number of files, the default share
+    limits rows.
     """
     now = _total((entry.path, entry.rows) for entry in entries)
     before = _total((entry.path, entry.rows) for entry in held)
@@ -247,11 +247,11 @@ def shrunk_partitions(
     max_delete: str,
     rules: WaitRules,
 ) -> dict[str, SourceIncomplete]:
-    """Find partitions that wait, with the reason for each: their writers may not have written all files yet.
+    """Find partitions whose writers may not have finished, with reasons.
 
-    Such a partition has only new files, some of them under new names, and has lost more rows than ``max_delete``
-    allows. It waits until its files have settled; if it loses too much of the whole table, it waits for ``--force``. A
-    partition without any file waits while its writer is at work. ``found`` is everything at the source.
+    Such a partition has only new files, some under new names, and has lost more rows than ``max_delete`` allows. It
+    waits until its files have settled; if it loses too much of the whole table, it waits for ``--force``. A partition
+    without files waits while its writer is at work. ``found`` has all files at the source.
     """
     now = _total((entry.path, entry.rows) for entry in entries)
     before = _total((entry.path, entry.rows) for entry in held)
@@ -283,7 +283,7 @@ def shrunk_partitions(
 
 
 def _unsettled(directories: Collection[str], found: Iterable[SourceFile], rules: WaitRules) -> dict[str, str]:
-    """Directories that may not have all of their files yet, each with the reason."""
+    """Directories that may not have all their files yet, with reasons."""
     settle = rules.settle or SETTLE
     reasons: dict[str, str] = {}
     for file in found:
@@ -315,10 +315,10 @@ def check_bytes(
     source: str,
     max_delete: str,
 ) -> None:
-    """Raise SourceIncomplete as `check_rows` does, by the bytes of source files, as long as rows are not known.
+    """Raise SourceIncomplete like `check_rows`, but by bytes of source files, while rows are unknown.
 
-    A partition counts if it shrinks to less than half: other codecs and fewer files make it smaller without a loss.
-    One without any file is left to `check_deletions`.
+    A partition counts if it shrinks to less than half, as other codecs and fewer files make it smaller without a loss.
+    Partitions without files are left to `check_deletions`.
     """
     now = _total((file.path, file.identity.size) for file in files)
     sources = {file.path: file for entry in held for file in entry.sources}
@@ -328,7 +328,7 @@ def check_bytes(
 
 
 def _share(max_delete: str) -> tuple[float, str]:
-    """The share of rows that may be lost, and its text: the default share if ``max_delete`` is a number of files."""
+    """The share of rows that may be lost, and its text; the default share if ``max_delete`` is a number of files."""
     number, percent = parse_max_delete(max_delete)
     return (number, max_delete) if percent else (parse_max_delete(Config.max_delete)[0], Config.max_delete)
 
@@ -362,10 +362,10 @@ def _check_shrinkage(
 
 
 def check_space(run: CacheRun, plan: Plan, already: int = 0) -> None:
-    """Raise PqcacheError when the plan of a run needs more bytes than the cache's disk has free.
+    """Raise PqcacheError if the plan of a run needs more bytes than are free on the cache's disk.
 
-    Rewriting needs space for its output beside its input; links need none, nor do the ``already`` bytes that
-    an earlier run downloaded. How much some columns and rows of a file take is not known beforehand.
+    Rewriting needs space for its output beside its input; links need none, nor do the ``already`` bytes that an earlier
+    run downloaded. The size of some columns and rows of a file isn't known beforehand.
     """
     known = max(0, plan.download_bytes - already) + plan.rewrite_bytes
     spare = min(_SPARE, _MIN_SPARE + known // 20)
@@ -377,7 +377,7 @@ def check_space(run: CacheRun, plan: Plan, already: int = 0) -> None:
 
 
 def free_space(path: Path) -> int:
-    """Bytes that are free on the disk of a path, which need not exist yet."""
+    """Free bytes on the disk of a path, which need not exist yet."""
     while not path.exists() and path != path.parent:
         path = path.parent
     return shutil.disk_usage(path).free
@@ -399,7 +399,7 @@ def _space_advice(run: CacheRun, plan: Plan) -> str:
 def check_path(path: str) -> str | None:
     """Why a source path is unsafe below the cache, or None if it is safe.
 
-    Object keys are hostile input: no path may lead out of the cache.
+    Object keys are untrusted: no path may lead out of the cache.
     """
     directory, slash, name = path.rpartition("/")
     short = len(name) <= 255 // 4 and len(path) <= _MAX_PATH // 4  # however many bytes its characters take

@@ -1,4 +1,4 @@
-"""What the parts of building a snapshot work on, and the run's directory in ``tmp/``, where they leave files.
+"""The state shared by the steps of building a snapshot, and the run's directory in ``tmp/``.
 
     tmp/<boot>-<pid>-<random>/
       fetch/KEY        a complete, checked and durable download      KEY.part: the beginning of one
@@ -55,11 +55,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """The source of downloads, and the subset taken of each file.
+    """The source of downloads, and the subset taken from each file.
 
-    ``confirm`` is called with the entries of the new snapshot when all are downloaded and rewritten; an error that it
-    raises keeps the snapshot from being published. With ``skip_bad``, files that cannot be taken raise
-    BadPartitions. ``before`` is the cached version of the table.
+    ``confirm`` is called with the entries of the new snapshot once all are downloaded and rewritten; if it raises, the
+    snapshot isn't published. With ``skip_bad``, files that cannot be taken raise BadPartitions. ``before`` is the
+    cached version of the table.
     """
 
     source: Source
@@ -101,7 +101,7 @@ class SnapshotJob:
 
     @cached_property
     def table_schema(self) -> pa.Schema:
-        """The taken columns of the source's table; none for a directory."""
+        """The selected columns of the source's table; none for a directory."""
         table, columns = self.metadata.table, self.run.config.columns
         found = schema_of_table(table)
         if table is None or found is None:
@@ -113,7 +113,7 @@ class SnapshotJob:
 
     @cached_property
     def units(self) -> TimeUnits:
-        """The units of times that stay: those before, unless INT96, which had none of its own, is rewritten."""
+        """The time units to keep: the previous ones, except for rewritten INT96 columns, which had none."""
         chosen = self.run.config.time_units
         before = None if self.table is not None and self.table.int96 is not None else self.schema_before()
         return TimeUnits(before=before or NO_SCHEMA, chosen=chosen)
@@ -124,13 +124,13 @@ class SnapshotJob:
 
     @property
     def blame(self) -> Blame:
-        """A context that turns errors about files into errors about their place, if wanted."""
+        """A context for errors about files: turns them into errors about their place, or advises to skip the place."""
         if self.origin is None:
             return blame_nobody
         return blame if self.origin.skip_bad else advise_to_skip
 
     def clashes_by_partition(self, root: str = "") -> AbstractContextManager[None]:
-        """A context in which a type clash names its new partition."""
+        """A context that adds the new partition to a type clash."""
         if self.origin is None:
             return nullcontext()
         return clashes_by_partition(self._new_places, self.schema_before, root, skip=self.origin.skip_bad)
@@ -153,14 +153,14 @@ class SnapshotJob:
             return None
 
     def file_key(self, file: SourceFile) -> str:
-        """Names a download for later runs."""
+        """The name of a download, for later runs."""
         return file_key(self.metadata.source, file, self.plan.recipe.subset)
 
     def download_path(self, file: SourceFile) -> Path:
         return self.workdir / "fetch" / self.file_key(file)
 
     def rewrite_key(self, directory: str, files: Sequence[SourceFile]) -> str:
-        """Names a rewritten directory for later runs."""
+        """The name of a rewritten directory, for later runs."""
         common = "" if self.table is None else f" {self.table.digest}"
         return rewrite_key(self.metadata.source, directory, files, self.plan.recipe.text + common)
 
@@ -169,7 +169,7 @@ class SnapshotJob:
 
 
 class RewrittenFile(NamedTuple):
-    """A file that was rewritten, with its footer and Arrow schema; these are large, and not kept once indexed."""
+    """A rewritten file, with its footer and Arrow schema, which are large and dropped once indexed."""
 
     built: BuiltFile
     metadata: pq.FileMetaData
@@ -177,7 +177,7 @@ class RewrittenFile(NamedTuple):
 
 
 def sources_of(plan: DirectoryPlan) -> list[SourceFile]:
-    """In row order."""
+    """The source files of a directory, in row order."""
     files: list[SourceFile] = []
     for item in plan.rewrite:
         if item.entry is not None:
@@ -214,10 +214,10 @@ def make_workdir(cache: CacheDirectory) -> Path:
 def take_over_or_remove(
     cache: CacheDirectory, run: Path, downloads: Collection[str], rewrites: Collection[str]
 ) -> None:
-    """Move leftovers of dead runs that this one needs into ``run``, and remove the rest of ``tmp/``.
+    """Move leftovers of dead runs that this run needs into ``run``, and remove the rest of ``tmp/``.
 
-    Files that belong to others, or that they can write, are not taken over. The beginning of a download is used only
-    if the machine has not restarted since: bytes that were not made durable may then be zeros.
+    Files that others own or can write to are not taken over. A partial download is used only if the machine has not
+    restarted since, as bytes that were not durable may then be zeros.
     """
     for other in sorted(cache.tmp_dir.iterdir()):
         if other == run:
@@ -251,7 +251,7 @@ def _move(left: Path, target: Path) -> None:
 
 
 def _is_all_own(left: Path) -> bool:
-    """Whether a file, or a directory with all files in it, belongs to this user and no other can write to it."""
+    """Whether a file, or a directory and all its files, belongs to this user and nobody else can write to it."""
     entries = list(left.iterdir()) if left.is_dir() else []
     return all(is_own(path.lstat()) for path in (left, *entries))
 

@@ -1,7 +1,7 @@
 """The footers of remote files, and the schema of a table of many files.
 
-Files have to agree on it before partitions are rewritten one by one. It is computed once, from the footers: one schema
-that holds every value, one unit for INT96 time stamps, and which columns are dense.
+Files must agree on it before partitions are rewritten one by one. It is computed once, from the footers: a schema for
+all values, one unit for INT96 time stamps, and the dense columns.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _JOBS = 16  # footers read at once
 
 @dataclass(frozen=True)
 class FileSize:
-    """The row groups of a file, and about how many bytes its rows take in memory."""
+    """The number of row groups in a file, and an estimate of its rows' bytes in memory."""
 
     row_groups: int
     decoded: int
@@ -51,7 +51,7 @@ class TableSchema:
     Attributes:
         schema: holds every row of every file without loss; lists where columns are dense, and no key-values.
         int96: the unit of INT96 time stamps, or None without any.
-        dense: the columns stored dense, alike in every file that has them; None if no file has any.
+        dense: the columns stored dense, alike in every file that has them; None without any.
         sizes: of each file.
         others: the paths of files with another schema, or with INT96 that is not kept.
     """
@@ -64,7 +64,7 @@ class TableSchema:
 
     @property
     def digest(self) -> str:
-        """A name for all values that decide how a file is written."""
+        """A digest of everything that decides how a file is written."""
         parts = self.schema.serialize().to_pybytes(), repr((self.int96, self.dense)).encode()
         return hashlib.sha256(b"|".join(parts)).hexdigest()
 
@@ -132,7 +132,7 @@ def uniform_table_schema(schema: pa.Schema) -> TableSchema:
 
 
 class SchemaSet:
-    """The different schemas of many files, and one that holds the rows of all; ``of_table`` is their table's."""
+    """The distinct schemas of many files, and one that holds all their rows; ``of_table`` is their table's."""
 
     def __init__(self, of_table: pa.Schema | None = None) -> None:
         self._of_table = pa.schema([]) if of_table is None else of_table
@@ -146,7 +146,7 @@ class SchemaSet:
         return bytes(schema.remove_metadata().serialize().to_pybytes())
 
     def add(self, name: str, schema: pa.Schema) -> None:
-        """Raises ParquetError, which names two files and the types, if types do not mix without loss."""
+        """Add a schema; if types do not mix without loss, raises ParquetError with two files and the types."""
         schema = with_time_zones(schema, self._of_table)
         key = self.key(schema)
         if key in self.distinct:
@@ -188,13 +188,13 @@ def _int96_values(source: Source, file: SourceFile, leaves: Sequence[int]) -> In
 
 
 def read_remote_footer(source: Source, file: SourceFile, int96: str = "ns") -> tuple[pq.FileMetaData, pa.Schema]:
-    """Only the end of the file is read; INT96 times get the unit ``int96``."""
+    """Read a remote file's footer and schema from its end; INT96 times get the unit ``int96``."""
     url, size = source.url_of(file.path), file.identity.size
     return footer_in(read_remote_tail(source, file).data, url, int96, size=size)
 
 
 def read_remote_tail(source: Source, file: SourceFile) -> Tail:
-    """The end of a file, with its footer as a table's file sees it."""
+    """The end of a file, with its footer under its table's names."""
 
     def read(offset: int, length: int) -> bytes:
         return read_range(source, file.path, offset, length)

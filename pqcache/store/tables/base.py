@@ -1,4 +1,4 @@
-"""Tables as sources: the files of one committed version, wherever they lie, by their paths in a cache.
+"""Tables as sources: the files of one committed version, wherever they are stored, by their cache paths.
 
 A Delta table and an Iceberg table in its directory are a `LogTable`; other Iceberg tables and those of a Hive metastore
 have a `Table` of their own. The rest of pqcache does not distinguish kinds of tables.
@@ -44,7 +44,7 @@ MOVED = "moved"  # a store option that is the table's: whether it lies elsewhere
 
 @dataclass(frozen=True, kw_only=True)
 class VersionRule:
-    """The wanted version of a table: the newest, or that of a number, a snapshot ID or a time (ISO 8601)."""
+    """The wanted version of a table: the newest, or one by number, snapshot ID or time (ISO 8601)."""
 
     version: str | None = None
     as_of: str | None = None
@@ -74,8 +74,8 @@ class TableFile:
     Attributes:
         path: its path in a cache: partition directories and a name.
         url: its URL, or absolute local path.
-        identity: as in the log of its table, with the tag of `committed_tag`, or as its store lists it.
-        shape: how the table reads its columns and rows; None if the file is taken as it is.
+        identity: from the log of its table, with the tag of `committed_tag`, or as listed by its store.
+        shape: how the table reads its columns and rows; None if the file is taken unchanged.
     """
 
     path: str
@@ -101,8 +101,8 @@ class TableListing:
     """The files of a table by path, and its version.
 
     A table without versions lists every file in its directories, and its version has only the types of the partition
-    columns, or is None without such columns. ``commits_since`` reads the commits after an older version, oldest first;
-    it returns None if the log does not have them all.
+    columns, or is None without such columns. ``commits_since`` reads the commits after an older version, oldest first,
+    or returns None if the log lacks some.
     """
 
     files: Mapping[str, TableFile]
@@ -122,8 +122,8 @@ def partition_path(values: Mapping[str, str | None]) -> str:
 def cache_paths(files: Iterable[tuple[str, str]]) -> list[str]:
     """Choose a path in the cache for each file, given as its partition directory and its URL.
 
-    A name that readers would skip, or not take for Parquet, gets a prefix or a suffix. Files of one name in one
-    directory get a part of the digest of their URL.
+    A name that readers would skip, or not recognize as Parquet, gets a prefix or a suffix. Files with the same name and
+    directory get a part of their URL's digest.
     """
     files = list(files)
     paths = [f"{directory}/{_name(url)}" if directory else _name(url) for directory, url in files]
@@ -187,7 +187,7 @@ class OpenOptions:
         rule: the wanted version of a table.
         patience: when to stop retrying.
         on_event: called with events.
-        keys: known spellings of partition keys; others that differ only in case are the same. None: case matters.
+        keys: known spellings of partition keys; those that differ only in case are the same. If None, case matters.
     """
 
     store: Mapping[str, str] = field(default_factory=dict)
@@ -242,7 +242,7 @@ class TableLog:
 def log_state(entries: Iterable[SourceFile]) -> str | None:
     """A text that is equal for equal logs; ``entries`` are all files of one.
 
-    None if the store knows only sizes: another log may have files of these names and sizes.
+    None if the store only has sizes, as another log may have files of the same names and sizes.
     """
     entries = list(entries)
     known = all(file.identity.tag or file.identity.mtime_ns for file in entries)
@@ -250,12 +250,12 @@ def log_state(entries: Iterable[SourceFile]) -> str | None:
 
 
 class StoreFiles:
-    """Opens the stores of files when they are first asked for.
+    """Opens the stores of files on first use.
 
     Args:
-        base: the opened source whose files, below ``base.url``, need no other one; None if there is none.
+        base: an opened source for files below ``base.url``, or None.
         open_source: opens the source at a URL.
-        options: how often to try.
+        options: how often to retry.
     """
 
     def __init__(self, base: Source | None, open_source: Callable[[str], Source], options: OpenOptions) -> None:
@@ -265,7 +265,7 @@ class StoreFiles:
         self._lock = Lock()
 
     def locate(self, url: str) -> tuple[Source, str]:
-        """Find the source of a file, and its path there. It is opened if need be."""
+        """The source of a file, opened if necessary, and the file's path there."""
         try:
             url.encode(errors="surrogateescape")
         except UnicodeEncodeError:
@@ -291,7 +291,7 @@ class StoreFiles:
         return self._options.tried(lambda: source.stat(place).size, url)
 
     def read(self, url: str, offset: int, length: int) -> bytes:
-        """Read ``length`` bytes from ``offset`` on, no fewer."""
+        """Read exactly ``length`` bytes from ``offset`` on."""
         source, place = self.locate(url)
 
         def received() -> bytes:
@@ -307,7 +307,7 @@ class StoreFiles:
         return self._options.tried(received, url) if length else b""
 
     def source_at(self, url: str) -> Source:
-        """Open the directory ``url`` as a source of its own, which the caller closes."""
+        """Open the directory ``url`` as a separate source, which the caller closes."""
         url = usual_url(url)
         if url_scheme(url) == "s3":  # its clients take long to make
             root, path = _root_and_path(url)
@@ -323,7 +323,7 @@ class StoreFiles:
             return self._opened[url]
 
     def rebase(self, url: str) -> None:
-        """Read files below the directory ``url`` from one source, so that the modes of all directories count."""
+        """Read files below the directory ``url`` from one source, so that the modes of all directories apply."""
         if self._base is None or self._base.url != url:
             self._base = self._open(url)
             self._prefix = f"{self._base.url}/"
@@ -335,10 +335,10 @@ class StoreFiles:
 
 
 class Table(Source):
-    """A source whose files are those that a table names, wherever they lie.
+    """A source with the files that a table names, wherever they are stored.
 
-    A version of a table never changes, so it is read once and listed again as it was, until `take_newer`. A table
-    without versions is read for each listing. Modes count for files on this machine.
+    A version of a table never changes, so it is read once, and later listings are the same until `take_newer`. A table
+    without versions is read for each listing. For files on this machine, modes apply.
 
     Args:
         url: the table's URL without secrets.
@@ -360,11 +360,11 @@ class Table(Source):
         """List the files of the wanted version.
 
         Raises SourceError if the table cannot be read, SourceNotFound if there is none or no such version, and
-        UsageError if it uses a feature with which its rows would not come out right.
+        UsageError if it uses a feature with which its rows would be wrong.
         """
 
     def take_newer(self) -> None:
-        """Have the next listing look for a newer version, unless another one than the newest was asked for."""
+        """Have the next listing look for a newer version, unless a fixed version was requested."""
         if self._options.rule.is_newest:
             with self._lock:
                 self._listing = self._state = None
@@ -382,7 +382,7 @@ class Table(Source):
             yield SourceFile(file.path, file.identity)
 
     def made_from(self, before: TableVersion | None) -> Mapping[str, Sequence[str]] | None:
-        """For each file, the files of the version ``before`` that had its rows, by paths in a cache.
+        """For each file, the files of the version ``before`` that had its rows, by cache path.
 
         Files with new rows are left out. None if the log does not reach back.
         """
@@ -484,11 +484,11 @@ ReadLog = Callable[[TableLog, Sequence[SourceFile]], TableListing]
 
 
 class LogTable(Table):
-    """A table with its log in its directory, which is read again if a writer has removed or completed files meanwhile.
+    """A table with its log in its directory; the log is read again if a writer removed or completed files meanwhile.
 
     Args:
         log: the directory of the log.
-        entries: its files, as they were listed to find it.
+        entries: its files, as listed when it was found.
         read_log: reads the wanted version. It imports the library: a sync with nothing to do never calls it.
     """
 
@@ -519,7 +519,7 @@ class LogTable(Table):
 
 
 def usual_url(url: str) -> str:
-    """Spell a URL from a log or from metadata as sources do."""
+    """Normalize a URL from a log or from metadata to the spelling of sources."""
     scheme = url_scheme(url)
     if not scheme and url.startswith("hdfs:/"):  # as Hadoop writes one without a host
         return f"hdfs://{url.removeprefix('hdfs:')}"

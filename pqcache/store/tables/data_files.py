@@ -1,11 +1,11 @@
-"""Which files of a listing are a dataset's, by their names, and whether a table's log says so instead.
+"""Selects the dataset's files in a listing by name, and detects tables whose log decides instead.
 
-Trino, Athena and Hive write Parquet without a suffix (``000000_0``, ``20261101_..._uuid``). So a file whose name does
-not end like one of another kind is looked into. Files that are passed over although they may hold rows are counted:
-a table that would lose half of its files is refused.
+Trino, Athena and Hive write Parquet without a suffix (``000000_0``, ``20261101_..._uuid``). So a file is opened unless
+its suffix belongs to another kind. Skipped files that may hold rows are counted: a table that would lose half of its
+files is refused.
 
-Delta, Iceberg, Hudi, Hive's transactional tables and Spark's streaming sink keep replaced files, deleted rows and
-files of failed writers beside the files of the table, and say in a log of their own which of them count.
+Delta, Iceberg, Hudi, Hive's transactional tables and Spark's streaming sink keep replaced files, deleted rows and files
+of failed writers beside the table's files, and a log that says which files belong to the table.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _NO_DATA_NAMES = frozenset(
 
 
 class FileKind(Enum):
-    """The kind of a file, as far as its name says."""
+    """The kind of a file, judging by its name."""
 
     PARQUET = "parquet"
     HIDDEN = "hidden"
@@ -68,10 +68,10 @@ class FileKind(Enum):
 
 @dataclass(frozen=True)
 class FileRules:
-    """Which files of a source are taken, and what their paths mean.
+    """The rules for selecting files of a source, and the types of partition columns.
 
     Attributes:
-        as_files: take all Parquet files of a listing, even if a table's log says which of them count.
+        as_files: take all Parquet files of a listing, even if there is a table's log.
         all_files: take every file that is not hidden, whatever its name and content.
         marker: the name of files without rows that mark a partition as complete.
         types: declared types of partition columns, of `pqcache.store.hive.TYPES`.
@@ -84,7 +84,7 @@ class FileRules:
 
 
 def file_kind(path: str) -> FileKind:
-    """Tell the kind of a file by its name; ``path`` is relative to the dataset.
+    """The kind of a file, by its name; ``path`` is relative to the dataset.
 
     >>> file_kind("dt=1/part-0.parquet"), file_kind("dt=1/000000_0"), file_kind("dt=1/_SUCCESS")
     (<FileKind.PARQUET: 'parquet'>, <FileKind.UNKNOWN: 'unknown'>, <FileKind.HIDDEN: 'hidden'>)
@@ -133,7 +133,7 @@ class PassedOver:
         other: not Parquet, unfinished, or without rows.
         where: Parquet files of partitions outside of ``--where``.
         waiting: Parquet files waiting for ``--marker`` or ``--settle``; an old version of them may be held.
-        links: links to files and directories that the source has under another name.
+        links: links to files and directories that are listed under another name.
     """
 
     hidden: int = 0
@@ -160,7 +160,7 @@ def count_passed_over(found: Sequence[SourceFile], taken: Sequence[SourceFile]) 
 def without_other_snapshots(files: Sequence[SourceFile]) -> list[SourceFile]:
     """Keep one snapshot of each cache among the ``files``: the current one, or the last.
 
-    The others, and those arriving or in work, have the same rows; the rest of a cache is metadata.
+    The others, and those arriving or being built, have the same rows; the rest of a cache is metadata.
     """
     roots = [parent(file.path) for file in files if file.path.rpartition("/")[2] == CONFIG]
     left = list(files)
@@ -182,7 +182,7 @@ def is_magic(data: bytes) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class DataFiles:
-    """The files of a listing: those to take, those to look into, those of other data, and those not finished."""
+    """The files of a listing: those to take, those to examine, those of other data, and unfinished ones."""
 
     taken: tuple[SourceFile, ...]
     unknown: tuple[SourceFile, ...]
@@ -193,7 +193,7 @@ class DataFiles:
 def divide_listing(files: Iterable[SourceFile], rules: FileRules = FileRules()) -> DataFiles:
     """Divide the ``files`` of a listing by their names; an empty one without a suffix holds no rows.
 
-    Files too short for Parquet need not be looked into.
+    Files too short for Parquet need not be examined.
     """
     taken, unknown, other, unfinished = [], [], [], []
     for file in files:
@@ -218,7 +218,7 @@ def check_passed_over(
     rules: FileRules,
     unfinished: Collection[SourceFile] = (),
 ) -> str:
-    """A warning about the files that are passed over; empty if there are none.
+    """A warning about skipped files; empty if there are none.
 
     If ``passed`` are half of the files at ``place``, or half of the bytes, raises UsageError unless ``rules`` allow it.
     ``unfinished`` files only cause a warning.
@@ -274,7 +274,7 @@ _NAMED = 5  # tables, in an error
 
 @dataclass(frozen=True)
 class FoundTable:
-    """A table: its format, its directory relative to the listing, and the file that shows it."""
+    """A table: its format, its directory relative to the listing, and the file that identifies it."""
 
     format: str
     directory: str
@@ -284,7 +284,7 @@ class FoundTable:
 def find_tables(paths: Iterable[str]) -> list[FoundTable]:
     """Find the tables among the ``paths`` of a listing, in path order, without those inside one of their format.
 
-    Hidden directories are not looked at, as nothing is taken from them.
+    Hidden directories are not examined, as nothing is taken from them.
     """
     found: dict[tuple[str, str], FoundTable] = {}
     for path in paths:
@@ -309,7 +309,7 @@ def find_tables(paths: Iterable[str]) -> list[FoundTable]:
 
 
 def check_tables(paths: Iterable[str], place: str) -> None:
-    """Raise UsageError if the listing ``paths`` of ``place`` holds a table whose log says which files count."""
+    """Raise UsageError if the listing ``paths`` of ``place`` holds a table whose files are determined by a log."""
     tables = find_tables(paths)
     if tables and all(table.format is _CACHE and table.directory for table in tables):
         raise UsageError(printable(place), *named_caches([printable(table.directory) for table in tables], place))
@@ -324,10 +324,8 @@ def check_tables(paths: Iterable[str], place: str) -> None:
 
 
 def table_roots(paths: Iterable[str]) -> dict[str, str]:
-    """Find the directories whose names allow each to be a table, with the first path of each.
-
-    They are the paths without partitions, numbers and dates; ``""`` has the files that lie in nothing else. A date
-    within a name becomes ``*``.
+    """Find the directories that may each be a table, by their names, with the first path in each. They are the paths
+    without partitions, numbers and dates; ``""`` has all other files. A date within a name becomes ``*``.
 
     >>> table_roots(["orders/dt=1/a.parquet", "orders/2026/11/b.parquet", "dt=1/c.parquet", "new-2026-11/d.parquet"])
     {'orders': 'orders/2026/11/b.parquet', '': 'dt=1/c.parquet', 'new-*': 'new-2026-11/d.parquet'}
@@ -366,10 +364,10 @@ def _root_of(directory: str) -> str:
 
 
 def check_above(url: str) -> None:
-    """Raise UsageError when the directory or file ``url`` is a part of such a table.
+    """Raise UsageError if the directory or file ``url`` is part of such a table.
 
-    It is known by the directories above a local path, which takes a few system calls, and of another store by the
-    names in the URL alone, which show Hive's transactional tables only.
+    For a local path, the directories above it are examined, which takes a few system calls; for other stores only the
+    names in the URL, which reveal only Hive's transactional tables.
     """
     if not is_local(url):
         names = [name for name in url.partition("://")[2].split("/")[1:] if name]
@@ -406,12 +404,12 @@ def table_above(root: str) -> FoundTable | None:
 
 
 def is_log(directory: str, name: str) -> bool:
-    """Whether a file ``name`` in ``directory``, one of `LOGS`, shows a table."""
+    """Whether a file ``name`` in ``directory``, one of `LOGS`, indicates a table."""
     return _LOG_FILES[LOGS[directory]].fullmatch(name) is not None
 
 
 def refuse_part(url: str, format_: str, evidence: str) -> None:
-    """Raise UsageError: ``url`` is a part of a table of a format, as the file ``evidence`` shows."""
+    """Raise UsageError: the file ``evidence`` shows that ``url`` is part of a table in this format."""
     raise _error(FoundTable(format_, "", evidence), url, f"is a part of {format_} ({printable(evidence)})")
 
 
@@ -433,7 +431,7 @@ def _names_in(directory: str) -> list[str]:
 
 @lru_cache(1 << 14)
 def _log_of(directory: str) -> FoundTable | None:
-    """Find the table whose log or part a directory is, by the names in its path; hidden ones are skipped."""
+    """Find the table to which a directory belongs as log or part, by the names in its path; hidden ones are skipped."""
     segments = directory.split("/")
     for position, segment in enumerate(segments):
         above = "/".join(segments[:position])
@@ -448,7 +446,7 @@ def _log_of(directory: str) -> FoundTable | None:
 
 
 def _shows(log: FoundTable, directory: str, name: str) -> bool:
-    """Whether a file below a log is one of the log's own; Hudi's has directories."""
+    """Whether a file below a log belongs to the log; Hudi's logs have directories."""
     own = f"{log.directory}/{log.evidence}" if log.directory else log.evidence
     return (log.format is _HUDI or directory == own) and _LOG_FILES[log.format].fullmatch(name) is not None
 
@@ -461,7 +459,7 @@ def _without_partitions(directory: str) -> str:
 
 
 def _above(table: FoundTable) -> Iterator[str]:
-    """The innermost first."""
+    """The directories above, innermost first."""
     directory = table.directory
     while directory:
         directory = directory.rpartition("/")[0]

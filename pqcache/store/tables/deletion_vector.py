@@ -1,7 +1,7 @@
 """Deletion vectors, which Delta and Iceberg store alike: the positions of a file's deleted rows as a Roaring bitmap.
 
-They are read when the file is downloaded, by pqcache's drivers. deltalake gives the vectors of a whole table only, from
-files beside the table's, and pyiceberg takes damaged ones for good.
+pqcache's drivers read them when the file is downloaded. deltalake only returns the vectors of a whole table, and only
+from files beside the table's, and pyiceberg accepts damaged ones.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ ReadBytes = Callable[[str, int, int], bytes]  # path or URL of a file as in the 
 
 @dataclass(frozen=True, kw_only=True)
 class DeletionVector:
-    """The place of a vector, as in the log of a table.
+    """The location of a vector, as in the log of a table.
 
     Attributes:
         rows: how many rows it deletes.
         size: its length in bytes.
-        place: its file, by path or URL as in the log; the vector itself, in Z85, if ``is_inline``.
-        offset: of its frame in that file.
+        place: its file, by path or URL as in the log; if ``is_inline``, the vector itself in Z85.
+        offset: the offset of its frame in that file.
         is_inline: it is in the log.
     """
 

@@ -1,4 +1,4 @@
-"""Delta tables: deltalake reads the log of one version: a copy, or links to it if it is on this machine."""
+"""Delta tables: deltalake reads the log of one version from a copy, or from links if it is on this machine."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class _DeltaReader:
             return self._listing_of(version, place)
 
     def _listing_of(self, version: int, place: Path) -> TableListing:
-        """List a version whose log files, and no others, are in ``place``."""
+        """List a version, given a directory ``place`` with exactly its log files."""
         url = self.table.url
         with self._library():
             table = DeltaTable(str(place), version=version)
@@ -216,7 +216,7 @@ class _DeltaReader:
         return self._available(self._version_at(rule.time_ns), f"--as-of {rule.as_of}")
 
     def _available(self, version: int | None, given: str) -> int:
-        """Check that the log has ``version``, as ``given`` asks."""
+        """Check that the log has ``version``, which was requested as ``given``."""
         first, last = self.log.oldest(), self.log.newest()
         if version is not None and (self.log.files_of(version) is not None or version in self.log.commits):
             return version
@@ -237,7 +237,7 @@ class _DeltaReader:
         return self.log.version_at(time_ns, times)
 
     def _time_of(self, version: int, in_log: bool) -> int:
-        """When a version was committed, in nanoseconds: as the commit says, else when its file was written."""
+        """The time of a commit, in nanoseconds: from the commit, else from its file."""
         found = self._in_commit(version) if in_log and version in self.log.commits else None
         if found is not None:
             return found
@@ -311,7 +311,7 @@ def table_files(
 
 
 def file_url_of(url: str, path: str) -> str:
-    """Find a file of the table ``url`` by its ``path`` in the log, which is encoded as in a URL."""
+    """The URL of a file of the table ``url``, by its ``path`` in the log, which is encoded as in a URL."""
     if not _ABSOLUTE.match(path):
         decoded = unquote(path) if "%" in path else path
         closed = f"/{decoded}/"
@@ -373,7 +373,7 @@ class DeltaSchema:
         fields: its columns, as the log has them.
         partitions: the names of the partition columns, outermost first.
         configuration: the table's properties.
-        writer_features: those that its writers use.
+        writer_features: the features used by its writers.
     """
 
     fields: Sequence[Mapping[str, Any]]
@@ -383,12 +383,12 @@ class DeltaSchema:
 
     @property
     def mode(self) -> str:
-        """How files know columns: ``id``, ``name`` (by a name of their own), or ``none`` (by the table's names)."""
+        """How files identify columns: ``id``, ``name`` (by separate names), or ``none`` (by the table's names)."""
         return self.configuration.get("delta.columnMapping.mode") or "none"
 
     @property
     def in_files(self) -> tuple[TableColumn, ...] | None:
-        """The columns as files know them; None if files have just these, under the table's names."""
+        """The columns as identified in files; None if files have exactly these, under the table's names."""
         change_data = self.configuration.get("delta.enableChangeDataFeed") == "true"
         if self.mode == "none" and not change_data and _MORE_COLUMNS.isdisjoint(self.writer_features):
             return None
@@ -406,7 +406,7 @@ def check_features(url: str, version: int, features: Collection[str]) -> None:
 
 
 def check_schema(url: str, schema: DeltaSchema) -> None:
-    """Raise UsageError if the values of a column would not come out right."""
+    """Raise UsageError if a column's values would be wrong."""
     if schema.mode not in ("none", "name", "id"):
         raise UsageError(url, f"is a Delta table with an unknown kind of column mapping, {schema.mode!r}", PLAIN)
     for field in schema.fields:
@@ -461,7 +461,7 @@ class DeltaLog:
 
     Attributes:
         commits: by version.
-        checkpoints: complete ones by version; of several checkpoints of a version the one of the oldest format.
+        checkpoints: complete ones by version; if a version has several, the one in the oldest format.
         sidecars: files to which a checkpoint may refer, by name.
     """
 
@@ -486,8 +486,8 @@ class DeltaLog:
     def version_at(self, time_ns: int, times: Mapping[int, int]) -> int | None:
         """The newest version at a time; None before the oldest.
 
-        ``times`` are the times of commits by version, in nanoseconds. As in Delta, a commit that seems older than the
-        one before it counts as being as old.
+        ``times`` are the times of commits by version, in nanoseconds. As in Delta, a commit with an earlier time than
+        its predecessor's gets the predecessor's time.
         """
         latest, found = 0, None
         for version in sorted(times):
@@ -497,7 +497,7 @@ class DeltaLog:
 
 
 def delta_log(entries: Iterable[SourceFile]) -> DeltaLog:
-    """Sort the files in a listing of ``_delta_log``, without those that readers do not need."""
+    """Sort the files in a listing of ``_delta_log``, leaving out those that readers do not need."""
     commits: dict[int, SourceFile] = {}
     whole: dict[int, tuple[SourceFile, ...]] = {}
     named: dict[int, tuple[SourceFile, ...]] = {}
@@ -530,8 +530,8 @@ def delta_log(entries: Iterable[SourceFile]) -> DeltaLog:
 def link_log(source: Path, log: DeltaLog, files: Iterable[SourceFile], target: Path) -> None:
     """Make a log of links to ``files``, and to all sidecars.
 
-    So deltalake reads the same files as in a copy of a remote log, whatever a stale ``_last_checkpoint`` says. And the
-    path has no percent signs, which it would decode.
+    So deltalake reads the same files as in a copy of a remote log, despite a stale ``_last_checkpoint``, and the path
+    has no percent signs, which it would decode.
     """
     target.mkdir()
     for file in files:

@@ -1,11 +1,11 @@
-"""A table of a Hive metastore: its partitions, wherever they are, and the files that lie there now.
+"""A table of a Hive metastore: its partitions, wherever they are, and their current files.
 
-The metastore has no versions of a table. It is asked for each listing, and each location is listed by the driver of
-its store. Which of these files are taken is decided as for a directory, see ``data_files.py``.
+The metastore has no versions of a table. It is asked for each listing, and each location is listed by the driver of its
+store. Files are selected as for a directory, see ``data_files.py``.
 
-The client makes the three calls that a listing needs, by Apache Thrift. It declares only the fields that are used, as
-the library passes over all others, so 100,000 partitions take little memory. The calls are in all versions from 2.3 to
-4; older ones lack ``get_table_req`` and are asked with ``get_table``.
+The client makes the three calls that a listing needs, by Apache Thrift. It declares only the fields that are used; the
+library skips all others, so 100,000 partitions take little memory. All versions from 2.3 to 4 have the calls; older
+ones lack ``get_table_req``, so ``get_table`` is used.
 """
 
 from __future__ import annotations
@@ -246,9 +246,9 @@ _NOT_THRIFT = (TException, StructError, ValueError, TypeError, ArithmeticError, 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Storage:
-    """Place and format of files, as in the metastore; empty texts if it does not say.
+    """Location and format of files in the metastore; empty texts if unset.
 
-    ``subdirectories`` is whether Hive divides the rows among subdirectories by skewed values.
+    ``subdirectories``: whether Hive divides the rows among subdirectories by skewed values.
     """
 
     location: str
@@ -321,7 +321,7 @@ class Metastore:
     def partitions(self, names: Sequence[str]) -> list[Partition]:
         """Ask for the partitions of these names, a few hundred at a time; deleted ones are left out.
 
-        Raises SourceIncomplete if the metastore sends fewer of them than it has: they would look like deleted ones.
+        Raises SourceIncomplete if the metastore sends fewer than it has, as the others would seem deleted.
         """
         partitions: list[Partition] = []
         for start in range(0, len(names), BATCH):
@@ -463,7 +463,7 @@ class _UnknownMethod(Exception):
 
 
 class _Socket(TSocket):  # type: ignore[misc]  # the library has no types
-    """A socket with a floor of speed."""
+    """A socket with a minimum speed."""
 
     def __init__(self, timeout: float) -> None:
         super().__init__()
@@ -485,7 +485,7 @@ _ASK = "look into the metastore's log"
 
 
 def _values_in(name: str) -> tuple[str, ...]:
-    """Hive encodes values as in a path."""
+    """The values in a partition's name, where Hive encodes them as in a path."""
     return tuple(unquote(part.partition("=")[2]) for part in name.split("/"))
 
 
@@ -580,7 +580,7 @@ class HiveTable(Table):
         return _Partition(directory, self._location(storage.location, f"{self.url}/{directory}"), storage)
 
     def _location(self, text: str, of: str) -> str:
-        """Spell a location as sources do; raises SourceError if it does not say in which store it is."""
+        """Normalize a location to the spelling of sources; raises SourceError if it names no store."""
         location = _spelled(text)
         if not location:
             reason = (
@@ -592,7 +592,7 @@ class HiveTable(Table):
         return location
 
     def _check_options(self, known: Sequence[_Partition]) -> None:
-        """Warn of options that neither the metastore nor the store of a location has."""
+        """Warn about options that neither the metastore nor the store of a location has."""
         given = self._options.store
         used = {name for each in known for name in store_options(given, url_scheme(each.location))}
         for name in sorted(given.keys() - METASTORE_OPTIONS - used):
@@ -601,7 +601,7 @@ class HiveTable(Table):
     def _wanted(self, known: Sequence[_Partition], schema: pa.Schema) -> Sequence[_Partition]:
         """The partitions that may satisfy the condition.
 
-        Raises SourceIncomplete if it excludes all, SourceError if a value is not of its column's type.
+        Raises SourceIncomplete if none does, SourceError if a value doesn't fit its column's type.
         """
         values = partition_table([each.directory for each in known], schema)
         if not self._where:
@@ -617,7 +617,7 @@ class HiveTable(Table):
     def _taken(self, known: Sequence[_Partition], wanted: Sequence[_Partition], root: str) -> dict[str, TableFile]:
         """Take the files in the locations of ``wanted``, by their paths in a cache.
 
-        A file is in the innermost of the ``known`` locations that it lies below, once for each partition there.
+        A file belongs to the innermost of the ``known`` locations above it, once for each partition there.
         """
         at: dict[str, list[_Partition]] = {each.location: [] for each in known}
         for each in wanted:
@@ -644,7 +644,7 @@ class HiveTable(Table):
     def _listed(self, at: Mapping[str, Sequence[_Partition]], root: str) -> dict[str, Identity]:
         """List the files in all locations with wanted partitions, and others, by their URLs.
 
-        If many partitions lie below the table's own location, it is listed once; all others one by one.
+        If many partitions are below the table's own location, it is listed once; all others are listed one by one.
         """
         places = [location for location, partitions in at.items() if partitions]
         below = {place for place in places if root and place.startswith(f"{root}/")}
@@ -696,7 +696,7 @@ class HiveTable(Table):
 
 
 def _spelled(location: str) -> str:
-    """Spell a location as sources do; empty if it does not say in which store it is.
+    """Normalize a location to the spelling of sources; empty if it names no store.
 
     Hadoop does not encode paths in URLs, so nothing is decoded.
     """
@@ -707,7 +707,7 @@ def _spelled(location: str) -> str:
 
 
 def _innermost(url: str, locations: Mapping[str, object]) -> str:
-    """Empty if ``url`` lies below none."""
+    """The innermost location above ``url``; empty if there is none."""
     place = url
     while place and place not in locations:
         place = place.rpartition("/")[0]
@@ -766,7 +766,7 @@ def check_table(url: str, table: TableEntry) -> None:
 
 
 def check_parquet(url: str, directory: str, storage: Storage, table: TableEntry) -> None:
-    """Raise UsageError if files are not read as Parquet: those of a partition, or of the table without any."""
+    """Raise UsageError if Hive does not read the files of a partition, or of an unpartitioned table, as Parquet."""
     of = printable(f"{url}/{directory}" if directory else url)
     if "hudi" in storage.input_format.lower():
         raise UsageError(of, "belongs to a Hudi table, whose timeline says which files count", _EXPORT)

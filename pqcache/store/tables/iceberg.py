@@ -219,7 +219,7 @@ def _time_of(snapshot: Snapshot) -> str:
 
 
 def _schema_of(metadata: TableMetadata, snapshot: Snapshot, rule: VersionRule) -> Schema:
-    """The schema of the rows: for the newest version the table's, else the snapshot's."""
+    """The schema of the rows: the table's for the newest version, else the snapshot's."""
     if not rule.is_newest and snapshot.schema_id is not None:
         schema = metadata.schema_by_id(snapshot.schema_id)
         if schema is not None:
@@ -236,7 +236,7 @@ class PlannedFile:
 
 
 def planned_files(metadata: TableMetadata, snapshot: Snapshot, access: TableAccess, url: str) -> list[PlannedFile]:
-    """Plan the data files of a snapshot. Raises UsageError if pqcache cannot read one or its deletes right.
+    """Plan the data files of a snapshot; raises UsageError if pqcache cannot read one or its deletes correctly.
 
     Errors of pyiceberg about damaged metadata are not translated.
     """
@@ -304,7 +304,7 @@ def _refuse_equality_deletes(manifests: Iterable[ManifestFile], file_io: StoreFi
 
 
 def _deletion_vectors(manifests: Sequence[ManifestFile], file_io: StoreFileIO) -> dict[tuple[str, str], DeletionVector]:
-    """The places of deletion vectors, by Puffin file and data file, which pyiceberg does not expose."""
+    """The locations of deletion vectors, by Puffin file and data file, which pyiceberg does not expose."""
     found = {}
     for manifest in manifests:
         with AvroFile[Record](file_io.new_input(manifest.manifest_path)) as reader:
@@ -427,9 +427,9 @@ def arrow_type(kind: types.IcebergType) -> pa.DataType:
 
 
 def table_columns(metadata: TableMetadata, schema: Schema) -> tuple[TableColumn, ...] | None:
-    """How files identify the columns of ``schema``; None if all files surely have its names.
+    """How files identify the columns of ``schema``; None if all files certainly have its names.
 
-    They do if the table has kept all its schemas, none of which has a column that ``schema`` lacks or names otherwise.
+    They do if the table has kept all its schemas, and none has a column that ``schema`` lacks or names differently.
     Files of version 3 may have more columns, and tables of version 1 may have lost schemas.
     """
     mapping = metadata.properties.get(NAME_MAPPING)
@@ -443,7 +443,7 @@ def table_columns(metadata: TableMetadata, schema: Schema) -> tuple[TableColumn,
 
 
 def check_defaults(metadata: TableMetadata, schema: Schema, url: str) -> None:
-    """Raise UsageError if a file may lack a column whose value in it would not be null."""
+    """Raise UsageError if a file may lack a column with a default other than null."""
     known = [index_by_id(other) for other in metadata.schemas]
     first = min(other.schema_id for other in metadata.schemas) == 0
     for number, column in index_by_id(schema).items():
@@ -499,11 +499,11 @@ class _PartitionColumn:
 
 
 class Partitioning:
-    """The partition directories of the files of a table, each by the spec that the file was written with.
+    """The partition directories of a table's files, each by the spec with which the file was written.
 
-    Columns with an identity transform become directories. Hidden partitions stay in the files alone, and so do values
-    that a path cannot give back exactly: empty or very long texts, inexact numbers. A new spec leaves the paths of
-    older files as they are.
+    Columns with an identity transform become directories. Hidden partitions remain in the files only, and so do values
+    that a path cannot represent exactly: empty or very long texts, inexact numbers. A new spec does not change the
+    paths of older files.
     """
 
     def __init__(self, metadata: TableMetadata, schema: Schema) -> None:
@@ -512,8 +512,8 @@ class Partitioning:
     def directory(self, file: DataFile) -> str:
         """The directory of a data file; empty if it has none.
 
-        Raises UsageError if only the metadata may have a value: engines that add Hive's files to a table leave them as
-        they are, without the partition columns.
+        Raises UsageError if a value may only be in the metadata: engines that add Hive's files to a table leave the
+        partition columns out of them.
         """
         values: dict[str, str | None] = {}
         for column in self._columns.get(file.spec_id, ()):
@@ -559,7 +559,7 @@ def _is_name(column: str, text: str | None) -> bool:
 
 
 def _has(file: DataFile, field_id: int) -> bool:
-    """Whether the metadata prove the column to be in the file."""
+    """Whether the metadata proves that the column is in the file."""
     return any(known is not None and field_id in known for known in (file.value_counts, file.column_sizes))
 
 
@@ -599,7 +599,7 @@ _AS_FILES = "take its files as they are with --as-files (as_files=True)"
 
 @dataclass(frozen=True, kw_only=True)
 class TableAccess:
-    """Reads the files of a table by the URIs in its metadata; ``prefixes`` maps directories in these to real ones."""
+    """Reads the files of a table by the URIs in its metadata; ``prefixes`` maps their directories to real ones."""
 
     files: StoreFiles
     prefixes: Mapping[str, str] = field(default_factory=dict)
@@ -625,7 +625,7 @@ class TableAccess:
 
 
 def plain_url(uri: str) -> str:
-    """Spell a URI from a table's metadata as sources do. Nothing in it is percent-encoded."""
+    """Normalize a URI from a table's metadata to the spelling of sources. Nothing in it is percent-encoded."""
     if not uri.startswith("file:"):
         return usual_url(uri) if url_scheme(uri) or uri.startswith("hdfs:") else os.path.normpath(uri)
     path = uri.removeprefix("file:")
@@ -681,7 +681,7 @@ def _refuse(location: str) -> NoReturn:
 
 
 def check_avro(data: bytes) -> None:
-    """Raise ValueError unless ``data`` is all of an Avro file: a header and blocks, each with its marker behind it."""
+    """Raise ValueError unless ``data`` is a complete Avro file: a header and blocks, each followed by its marker."""
     position = 0
 
     def take(count: int) -> bytes:
@@ -692,7 +692,7 @@ def check_avro(data: bytes) -> None:
         return data[start:position]
 
     def number() -> int:
-        """Avro writes numbers 7 bits at a time and in zigzag."""
+        """Read a number, which Avro writes 7 bits at a time and in zigzag."""
         value = 0
         for shift in range(0, 70, 7):
             byte = take(1)[0]

@@ -115,7 +115,7 @@ def _prefixes(location: str, root: str, options: OpenOptions) -> Mapping[str, st
 
 
 def _place(url: str) -> str:
-    """A URL without its user, or a path without symbolic links: equal for two names of one directory."""
+    """A URL without its user, or a path without symbolic links: equal for different names of a directory."""
     if not url_scheme(url):
         return os.path.realpath(url)
     scheme, _, rest = url.partition("://")
@@ -155,7 +155,7 @@ def newest_metadata(names: Sequence[str], hint: str | None, url: str) -> str:
 
 
 def _hinted(found: Sequence[_Found], hint: str, url: str) -> list[_Found]:
-    """Find the metadata file that a hint names; Hadoop's writers update it last, so later versions count."""
+    """Find the metadata file named by a hint; Hadoop's writers update the hint last, so later versions win."""
     if hint.isdecimal():
         number, versions = int(hint), {file.number for file in found if file.of_hadoop}
         while number + 1 in versions:
@@ -198,8 +198,8 @@ def _check_format(text: str, uri: str) -> None:
 class CatalogTable(Table):
     """The table at ``iceberg://CATALOG/NAMESPACE.TABLE``.
 
-    Its metadata and files are read by pqcache's drivers, with the credentials that the catalog gives and the store
-    options of ``options``, which win. A catalog that is silent for the timeout counts as unavailable.
+    Its metadata and files are read by pqcache's drivers, with the catalog's credentials and the store options of
+    ``options``, which take precedence. A catalog that is silent for the timeout counts as unavailable.
 
     Raises:
         UsageError: another form of URL, no such catalog, or a package that its kind needs is missing.
@@ -265,7 +265,7 @@ def _parts(url: str) -> tuple[str, str]:
 
 
 def _answer(url: str, options: OpenOptions, properties: Mapping[str, Any], call: Callable[[], T]) -> T:
-    """Call a catalog of these ``properties``; its client has no timeout of its own."""
+    """Call a catalog with these ``properties``; its client has no timeout of its own."""
     secrets = [
         str(value) for name, value in properties.items() if is_secret(name) or name.lower().startswith("header.")
     ]
@@ -300,7 +300,7 @@ def _first(properties: Mapping[str, Any], keys: tuple[str, ...]) -> str | None:
 
 
 def _with_authority(url: str, properties: Mapping[str, Any]) -> str:
-    """Complete an ``hdfs://`` URL by the host and the user of ``properties``."""
+    """Complete an ``hdfs://`` URL with the host and the user in ``properties``."""
     if url_scheme(url) != "hdfs":
         return url
     authority, slash, path = url.partition("://")[2].partition("/")

@@ -1,4 +1,4 @@
-"""Opens a URL: as a table if there is the log of one, else as the files of a store."""
+"""Opens a URL as a table if it has a table's log, else as the files of a store."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def open_table(url: str, options: OpenOptions) -> Source:
     With ``options.as_files`` a directory is never a table.
 
     Raises:
-        UsageError: an unknown scheme or option, a missing extra, or a version of what has none.
-        SourceError: the store cannot be asked.
+        UsageError: an unknown scheme or option, a missing extra, or a version of something without versions.
+        SourceError: the store cannot be reached.
     """
     url = with_usual_scheme(url)
     open_catalog = _CATALOGS.get(url_scheme(url))
@@ -61,7 +61,7 @@ def open_table(url: str, options: OpenOptions) -> Source:
 
 
 def _with_version(source: Source, url: str, options: OpenOptions) -> Source:
-    """Raise UsageError if the options name a version or another place, and ``source`` has none."""
+    """Raise UsageError if the options name a version or a location, and ``source`` has none."""
     if isinstance(source, Table) and source.capabilities.lists_one_version:
         return source
     if MOVED in options.store:
@@ -152,7 +152,7 @@ def _check_not_part(url: str, options: OpenOptions) -> None:
 
 
 def _listed(log: Source, options: OpenOptions) -> list[SourceFile]:
-    """Empty if the directory does not exist."""
+    """The files in a directory; empty if it does not exist."""
     try:
         return options.listed(log)
     except SourceNotFound:
@@ -162,8 +162,8 @@ def _listed(log: Source, options: OpenOptions) -> list[SourceFile]:
 class OneSpelling(Source):
     """A source whose partition keys have one spelling: ``DT=1/`` is listed, and read, as ``dt=1/`` beside ``dt=2/``.
 
-    Keys have the spelling in which they are ``known``, or else that of the first path. The other source is a directory:
-    a table whose log names its files spells them itself.
+    Keys keep their ``known`` spelling, or else that of the first path. The wrapped source is a directory, as a table's
+    log spells keys itself.
     """
 
     def __init__(self, source: Source, known: Iterable[str]) -> None:

@@ -1,10 +1,10 @@
-"""Download only the wanted columns and row groups of a remote Parquet file, as byte ranges, into a local one.
+"""Downloads only the wanted columns and row groups of a remote Parquet file, as byte ranges, into a local one.
 
-The end of the file is read first; from its footer follow the bytes of every column chunk. Those wanted are copied
-as they are, one behind the other, and get a footer of their own: nothing is decoded unless rows are to be filtered.
+The end of the file is read first; its footer gives the byte range of every column chunk. The wanted chunks are copied
+unchanged, one after the other, and get a new footer; nothing is decoded unless rows are filtered.
 
-Filtering: row groups whose every row matches are copied as bytes. The others are decoded in batches, filtered, and
-encoded as they were: with the same codecs, dictionaries and statistics, under the same schema and key-value metadata.
+Filtering: row groups in which every row matches are copied as bytes. The others are decoded in batches, filtered, and
+encoded as before: with the same codecs, dictionaries and statistics, schema and key-value metadata.
 """
 
 from __future__ import annotations
@@ -102,32 +102,32 @@ def download_columns(
     *,
     stopped: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Write the columns and rows of ``file`` that ``subset`` asks for to ``target``, durably.
+    """Write the columns and rows of ``file`` selected by ``subset`` to ``target``, durably.
 
-    Without a condition on its own columns and without deleted rows, or where min and max decide it, the chunks are
-    copied byte for byte. Otherwise row groups that cannot match are not downloaded, those whose every row
-    matches are copied, and the rest is decoded and filtered. No row left makes a file without rows. Memory is bounded
+    Without a condition on its own columns and without deleted rows, or if min and max decide the condition, the chunks
+    are copied byte for byte. Otherwise row groups that cannot match are not downloaded, those in which every row
+    matches are copied, and the rest is decoded and filtered. If no row is left, the file has no rows. Memory is bounded
     by the footer and, while rows are filtered, by a row group of the new file.
 
-    Of a table's file, ``subset`` names columns as the table does, and rows that the table has deleted are left out.
+    For a table's file, ``subset`` uses the table's column names, and rows deleted by the table are left out.
 
-    The download lies in ``<target's name>.<key>`` until it is complete; called again after an error, with equal
-    arguments, it continues there. While rows are filtered, that needs space beside ``target``.
+    The download is ``<target's name>.<key>`` until it is complete; called again after an error with equal arguments, it
+    continues there. While rows are filtered, this takes space beside ``target``.
 
     Args:
         source: where ``file`` is.
-        file: as it was listed; its size is believed.
+        file: as listed; its size is trusted.
         target: the file to make; one that exists is replaced.
-        subset: the columns to keep, in the file's order, and the condition. Partition columns that the file lacks are
-            skipped: they are in its path. Of partition columns the values of the path
-            win over those of the file. Columns of ``subset.types`` that the file lacks are null in it.
+        subset: the columns to keep, in the file's order, and the condition. Partition columns missing from the file are
+            skipped, as they are in its path; values in the path take precedence over those in the file. Columns of
+            ``subset.types`` missing from the file are null.
         on_bytes: called with the number of bytes received since the last call.
         stopped: asked between reads; true raises KeyboardInterrupt.
 
     Raises:
-        UsageError: a column is neither in the file nor in the dataset, or the condition makes no sense for it.
+        UsageError: a column is neither in the file nor in the dataset, or the condition doesn't fit it.
         ParquetError: not Parquet, or damaged; names the file.
-        SourceUnavailable: the source ended early; worth another try.
+        SourceUnavailable: the source ended early; a retry may help.
         PqcacheError: ``target`` cannot be written.
     """
 
@@ -208,7 +208,7 @@ def write_nulls(subset: Subset, rows: int, target: Path | pa.NativeFile) -> None
 def _read_wanted(
     source: Source, file: SourceFile, subset: Subset, read: Callable[[int, int], Iterator[bytes]]
 ) -> tuple[FileEnd, list[bool]]:
-    """The end of a file, as its table sees it, and a flag for each column."""
+    """The end of a file, under its table's names, and whether each column is wanted."""
     end, shape = read_end(source.url_of(file.path), file.identity.size, read), source.shape_of(file.path)
     fields = end.fields
     if shape is not None and shape.columns is not None:
@@ -223,7 +223,7 @@ def _read_wanted(
 def project_file(
     source: Source, file: SourceFile, subset: Subset, read: Callable[[int, int], Iterator[bytes]]
 ) -> tuple[FileEnd, Projection]:
-    """The end of a file whose rows are all wanted, and the file of its wanted columns.
+    """The end of a file whose rows are all wanted, and the projection to its wanted columns.
 
     ``read(offset, length)`` reads the file. Raises as ``download_columns`` does.
     """
@@ -337,7 +337,7 @@ def _opened(fields: Struct, name: str) -> tuple[pq.FileMetaData, pa.Schema]:
 
 
 def _key(end: FileEnd, projection: Projection) -> str:
-    """A name for the download: bytes of other versions or columns never mix with it."""
+    """A name for the download, so that bytes of other versions or columns never mix with it."""
     digest = hashlib.sha256(thrift.encode(end.fields))
     digest.update(repr((end.limit, projection.ranges)).encode())
     digest.update(thrift.encode(projection.fields))
@@ -345,7 +345,7 @@ def _key(end: FileEnd, projection: Projection) -> str:
 
 
 def _copy(projection: Projection, part: Path, end: FileEnd, read: Callable[[int, int], Iterator[bytes]]) -> None:
-    """Write the projected file to ``part``, durably, after the bytes that are there already."""
+    """Write the projected file to ``part``, durably, continuing after the bytes already there."""
     with part.open("ab") as out:
         held = out.tell()
         if held < len(MAGIC) or held > projection.size:
@@ -392,7 +392,7 @@ def _remaining(ranges: Sequence[ByteRange], done: int) -> Iterator[ByteRange]:
 
 
 def merged_ranges(ranges: Iterable[ByteRange]) -> Iterator[tuple[int, int, list[ByteRange]]]:
-    """Yield offset and length of each read, with the ranges in it; near ones are read at once."""
+    """Yield offset and length of each read, with its ranges; nearby ranges are read at once."""
     merged: list[ByteRange] = []
     for byte_range in ranges:
         if merged and not 0 <= byte_range.offset - merged[-1].end <= _GAP:
@@ -408,7 +408,7 @@ def condition_schema(
 ) -> pa.Schema:
     """The columns that a condition may name: the file's, then the partition columns, whose values win.
 
-    Structs have the fields that ``types`` know of, too; in a file from before they were added they are null.
+    Structs also have the fields in ``types``; in older files without them, these are null.
     """
     schema = with_time_zones(schema, pa.schema(list(types.items())))
     known = pa.schema([f.with_type(with_fields(f.type, types[f.name])) if f.name in types else f for f in schema])
@@ -421,11 +421,11 @@ class MatchingRows:
     """Which rows and columns of a Parquet file are kept.
 
     Attributes:
-        where: the condition; None where rows are left out only since they are deleted.
+        where: the condition; None if only deleted rows are left out.
         partitions: the values of the partition columns; they win over columns of the file.
         columns: for each top-level column, whether to keep it; the others serve the condition only.
         every: for each row group, whether all its rows are known to match.
-        kept: for each row group, which of its rows are not deleted; None where none is.
+        kept: for each row group, which of its rows are not deleted; None if none is deleted.
         types: of columns in other files, which may have more fields.
     """
 
@@ -448,7 +448,7 @@ def write_matching(source: Path, target: Path, rows: MatchingRows, name: str, st
         stopped: asked between batches; true raises KeyboardInterrupt.
 
     Raises:
-        UsageError: the condition makes no sense for the file.
+        UsageError: the condition doesn't fit the file.
         ParquetError: the file is damaged.
         PqcacheError: ``target`` cannot be written.
     """
@@ -488,8 +488,8 @@ def write_matching(source: Path, target: Path, rows: MatchingRows, name: str, st
 class _FilteredFile:
     """The file that is being written, and its waiting rows.
 
-    ``wanted`` says which top-level columns of ``source`` it holds. ``copies`` says whether row groups can be copied:
-    their columns are stored as those encoded here.
+    ``wanted`` says which top-level columns of ``source`` it holds. ``copies`` says whether row groups can be copied,
+    because their columns are stored like those encoded here.
     """
 
     def __init__(self, source: SourceFooter, target: Path, wanted: Sequence[bool], disk: Executor, name: str) -> None:

@@ -1,12 +1,11 @@
-"""Download source files safely to local disk, several at once.
+"""Downloads source files safely to local disk, several at once.
 
-A download goes to a temporary name by ranged reads. After a lost connection it continues where it stopped. It is
-checked for its length and for a footer that parses, is made durable, and the source is asked once more whether the
-file has changed since it was listed.
+A download goes to a temporary name by ranged reads. After a lost connection it continues where it stopped. Its length
+and footer are checked, it is made durable, and the source is asked again whether the file has changed since it was
+listed.
 
-A copy is not read next, as a rule. So complete blocks go from one buffer, which is used again and again, past the
-page cache to the disk, if the file system can do that: this saves fresh pages of the page cache, and keeps the pages
-that training reads.
+A copy is usually not read soon. So complete blocks bypass the page cache from one reused buffer, if the file system
+supports it: this saves fresh pages, and keeps the pages that training reads.
 """
 
 from __future__ import annotations
@@ -88,12 +87,12 @@ class DownloadOptions:
     """How source files are downloaded.
 
     Attributes:
-        subset: the columns and rows to take of each file.
-        patience: when to stop retrying after passing errors.
+        subset: the columns and rows to take from each file.
+        patience: when to stop retrying after transient errors.
         checksum: compare the copy with the store's own checksum if it has one: the ETag of an S3 object that was
             uploaded in one part.
-        confirm: ask the source for a file's identity after each download. Without it the source is asked only if
-            something went wrong, or if the file has no tag: with one, a source reads that version or fails.
+        confirm: ask the source for a file's identity after each download. Without it, the source is asked only after a
+            failure, or if the file has no tag: with a tag, a source reads that version or fails.
         stopped: asked between chunks; true raises KeyboardInterrupt.
         on_event: called with what happens.
     """
@@ -138,7 +137,7 @@ class _Transfer:
             return 0
 
     def advance(self, amount: int) -> None:
-        """Report downloaded bytes; a negative number is to be downloaded again."""
+        """Report downloaded bytes; a negative number has to be downloaded again."""
         self.options.on_event(Advanced("fetch", amount))
 
 
@@ -161,9 +160,9 @@ def download_file(
 ) -> Downloaded:
     """Copy ``file`` to ``target(file)``.
 
-    A file that changes meanwhile is downloaded again, and the returned identity is that of the copy. One that
-    vanished, or keeps changing, raises SourceIncomplete. Without ``use_page_cache`` the copy does not go through the
-    page cache: nobody reads it next.
+    A file that changes meanwhile is downloaded again, and the returned identity is the copy's. Raises SourceIncomplete
+    for a file that vanished or keeps changing. Without ``use_page_cache``, the copy bypasses the page cache, as it is
+    not read soon.
     """
     for attempt in range(MAX_VERSIONS + 1):
         final = target(file)
@@ -248,7 +247,7 @@ def _download_version(transfer: _Transfer) -> Downloaded:
 
 
 def _download_subset(transfer: _Transfer) -> None:
-    """Download the wanted columns and rows, unless an earlier run has done so."""
+    """Download the wanted columns and rows, unless an earlier run did."""
     if transfer.part.exists() and not transfer.options.subset.ignore_case:  # whose columns may be spelled otherwise
         return
     from pqcache.store.sync.download.download_columns import (
@@ -264,8 +263,8 @@ def _download_subset(transfer: _Transfer) -> None:
 def _download_rest(transfer: _Transfer) -> tuple[str, bytes]:
     """Download the bytes that ``part`` lacks, durably; returns checksum and last bytes of the complete file.
 
-    Bytes are written at their own offsets: a thread that an earlier run left behind in a stalled read can
-    only write the same bytes to the same places.
+    Bytes are written at their own offsets, so a thread left behind in a stalled read can only write the same bytes to
+    the same offsets.
     """
     source, file, part = transfer.source, transfer.file, transfer.part
     size, tail = file.identity.size, b""
@@ -308,9 +307,9 @@ def _download_rest(transfer: _Transfer) -> tuple[str, bytes]:
 
 
 def read_chunks(source: Source, file: SourceFile, offset: int, length: int) -> Iterator[memoryview]:
-    """Yield a range of a source's file in chunks of 1 MiB, each valid until the next is asked for.
+    """Yield a range of a source's file in chunks of 1 MiB, each valid until the next one.
 
-    Bytes received before an error are yielded before it is raised, so that every try gets further.
+    Bytes received before an error are yielded before it is raised, so every attempt makes progress.
     """
     if length > 0:
         buffer = _buffer()
@@ -327,7 +326,7 @@ def _buffer() -> memoryview:
 
 
 def _check_md5(transfer: _Transfer) -> None:
-    """Download again if the MD5 in the file's tag, if it is one, does not match."""
+    """Download again if the file's tag is an MD5 that does not match."""
     file = transfer.file
     if not MD5.fullmatch(file.identity.tag):
         return
@@ -366,8 +365,8 @@ def _footer(transfer: _Transfer, tail: bytes) -> tuple[pq.FileMetaData, pa.Schem
 class Downloader:
     """Downloads files of ``source`` for the cache at ``cache``.
 
-    ``target`` gives the place of a version of a file, and ``path`` its path in a snapshot. ``blame`` makes the
-    context in which a file of a place is downloaded.
+    ``target`` returns the local path for a version of a file, and ``path`` its path in a snapshot. ``blame`` makes the
+    context in which a place's file is downloaded.
     """
 
     source: Source | None
@@ -396,9 +395,8 @@ class Downloader:
 def download_all(
     threads: ThreadPoolExecutor, downloader: Downloader, tasks: Sequence[Task], jobs: int, stop: threading.Event
 ) -> Iterator[tuple[Task, Downloaded]]:
-    """Yield each task with the copy of its file, in order; an error anywhere ends all downloads and is raised at once.
-
-    BadPartitions is raised when all others are downloaded.
+    """Yield each task with the copy of its file, in order; any error ends all downloads and is raised at once, except
+    that BadPartitions is raised after all others are downloaded.
     """
     bad, failed = BadPartitionsSoFar(), Future[None]()
 
@@ -428,8 +426,8 @@ def in_batches(
 ) -> Iterator[tuple[T, R]]:
     """Yield each item with the result of ``call``, in order, while threads are a few batches ahead.
 
-    A thread takes several of many items: to wake the one that gets the results costs more than a small file's footer.
-    An error in ``failed`` is raised at once, even if earlier items hang.
+    With many items a thread takes several at once: waking the consumer costs more than a small file's footer. An error
+    in ``failed`` is raised at once, even if earlier items hang.
     """
     size = max(1, min(_BATCH, len(items) // (8 * jobs)))
     batches = (items[begin : begin + size] for begin in range(0, len(items), size))
@@ -457,7 +455,7 @@ def in_batches(
 
 @contextmanager
 def stoppable_threads(threads: int, stop: threading.Event) -> Iterator[ThreadPoolExecutor]:
-    """A thread pool that on an error is asked to stop and not waited for: a read may hang."""
+    """A thread pool that is told to stop on an error, but not awaited, as a read may hang."""
     executor = ThreadPoolExecutor(max(1, threads), initializer=stop_with, initargs=(stop,))
     try:
         yield executor

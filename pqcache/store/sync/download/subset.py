@@ -1,4 +1,4 @@
-"""Which columns and rows of a source are taken, and which partitions may hold them."""
+"""Selects columns and rows of a source, and the partitions that may hold them."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ KnownTypes = Callable[[], "pa.Schema | None"]
 
 @dataclass(frozen=True)
 class Subset:
-    """The columns (None for all) and rows (None for all) that are taken of every file.
+    """The columns and rows (None for all) that are taken from every file.
 
     ``where`` is a condition that partition columns alone do not decide, and ``where_types`` the types of the partition
     columns in it. ``partitions`` holds the typed partition values of each directory. ``types`` are those of the named
-    columns that are in files: a file from before one was added has nulls in it. With ``ignore_case`` columns get the
-    names of ``spelling``, which are by path in lower case.
+    columns in files; older files without such a column have nulls. With ``ignore_case``, columns get their names from
+    ``spelling``, which is keyed by lower-case path.
     """
 
     columns: tuple[str, ...] | None = None
@@ -63,7 +63,7 @@ EVERYTHING = Subset()
 
 
 def known_types(table: TableVersion | None, declared: Mapping[str, str]) -> pa.Schema | None:
-    """Partition types of a snapshot of a directory; types that are no longer declared are left out."""
+    """Partition types of a directory's snapshot, without those no longer declared."""
     from pqcache.store.manifest_file import schema_of_table  # as below
 
     schema = schema_of_table(table)
@@ -92,7 +92,7 @@ def select_subset(
     known: KnownTypes,
     ignore_case: bool = False,
 ) -> tuple[list[SourceFile], Subset]:
-    """Select the files that may hold wanted rows, and the subset to take of each.
+    """Select the files that may hold wanted rows, and the subset to take from each.
 
     Partitions are pruned by their values, with the types of `types_of_source`; a partition with a value that doesn't
     fit is taken unless its other values exclude it. If ``where`` or ``columns`` name columns in the files, footers are
@@ -181,8 +181,8 @@ def _mixed(source: Source, files: Sequence[SourceFile], table: pa.Table, names: 
 def _schemas(source: Source, files: Sequence[SourceFile], every: bool = False) -> Iterator[pa.Schema]:
     """Yield the schemas of the first, the last and a middle file, or the table's.
 
-    With ``every``, all other schemas follow, the newest first. Unreadable ones are left out, as their download
-    raises; if all are, the first one's error is raised.
+    With ``every``, all other schemas follow, the newest first. Unreadable ones are left out, as their download will
+    raise; if all are unreadable, the first error is raised.
     """
     from pqcache.store.manifest_file import schema_of_table
     from pqcache.store.sync.table_schema import read_remote_footer  # a plain sync need not wait for it
@@ -222,11 +222,11 @@ def _types(
     partitions: pa.Schema,
     ignore_case: bool,
 ) -> dict[str, pa.DataType]:
-    """Types of columns by their names in the files, as in the first that have them; see `_schemas`.
+    """Types of columns by their names in the files, from the first files that have them; see `_schemas`.
 
-    ``names`` are as the files spell them, ``paths`` as a condition names columns and fields of structs. Both come and
-    go with time: a struct has the fields of all files that are looked at. Raises UsageError for a column in no file,
-    and lists the columns ``partitions`` too.
+    ``names`` are spelled as in the files, ``paths`` are columns and fields of structs in a condition. Both come and go
+    over time: a struct gets the fields of all files examined. Raises UsageError for a column in no file; the error also
+    lists the columns ``partitions``.
     """
     from pqcache.filters.expression import operand_of  # a plain sync need not wait for it
     from pqcache.parquet.schema import condition_schema_of, with_fields
