@@ -149,18 +149,6 @@ def stamps(*values: datetime.datetime | None, ns: int = 0) -> pa.Array:
     return pa.array(numbers, pa.timestamp("us"))
 
 
-def test_int96_that_no_unit_holds_is_refused_across_partitions(tmp_path: Path) -> None:
-    source = write_table(
-        tmp_path / "in",
-        pa.table({"at": stamps(datetime.datetime(9999, 12, 31))}),
-        pa.table({"at": stamps(datetime.datetime(2026, 1, 1), ns=1)}),
-        use_deprecated_int96_timestamps=True,
-    )
-    # pyarrow itself would write the year 9999 only from microseconds, and does
-    with pytest.raises(pqcache.ParquetError, match=r"day=1/part-0\.parquet: has INT96 .*day=0/part-0\.parquet"):
-        pqcache.repartition(source, tmp_path / "out", row_group_size=LIMIT)
-
-
 def test_a_changed_schema_does_everything_again(tmp_path: Path) -> None:
     """What an earlier run has finished under another schema is not kept."""
     source = write_table(tmp_path / "in", *(pa.table({"v": pa.array(range(2_000), pa.int32())}),) * 2)
@@ -249,26 +237,6 @@ def test_a_night_on_which_a_column_becomes_wider(tmp_path: Path) -> None:
     assert not pqcache.sync(cache).published
 
 
-@pytest.mark.parametrize("compat", [True, False])
-@pytest.mark.parametrize("first", [0, 10])
-def test_items_of_lists_that_have_other_names(tmp_path: Path, first: int, compat: bool) -> None:
-    numbers = np.random.default_rng(1).integers(0, 100, 40_000) * 1_000_000_007
-    values = numbers.reshape(-1, 4).tolist()
-    (tmp_path / "source").mkdir()
-    for name, some in (("item", values[:first]), ("element", values[first:])):
-        table = pa.table({"v": pa.array(some, pa.list_(pa.field(name, pa.int64())))})
-        path = tmp_path / "source" / f"{len(some):05d}.parquet"
-        pq.write_table(table, path, use_compliant_nested_type=False)
-    pqcache.repartition(tmp_path / "source", tmp_path / "out", row_group_size=8192, compression="zstd", compat=compat)
-    (path,) = (tmp_path / "out").glob("*.parquet")
-    with pq.ParquetFile(path) as file:
-        chunks = [file.metadata.row_group(number).column(0) for number in range(file.metadata.num_row_groups)]
-        assert len(chunks) > 2
-        assert {(chunk.path_in_schema, chunk.compression) for chunk in chunks} == {("v.list.item", "ZSTD")}
-        assert file.read()["v"].to_pylist() == values
-    assert duckdb.sql(f"select v from read_parquet('{path}')").fetchall() == [(value,) for value in values]
-
-
 def test_files_rewritten_to_one_schema_keep_their_order_and_full_row_groups(tmp_path: Path) -> None:
     source, cache = tmp_path / "in", tmp_path / "cache"
     source.mkdir()
@@ -350,21 +318,6 @@ def test_dense_columns_of_a_cache_and_a_night_of_lists(tmp_path: Path) -> None:
     with pytest.raises(pqcache.ParquetError, match=r"day=2/part-0\.parquet: has no column 'x'"):
         pqcache.sync(cache)
     assert pqcache.Cache.open(cache).snapshot().id == first
-
-
-def test_a_column_that_is_dense_where_it_is_there(tmp_path: Path) -> None:
-    """Null cannot be dense, so it is a list again where a file lacks it."""
-    lists = pa.table({"x": pa.array([[n, n + 1] for n in range(10)], pa.list_(pa.int32()))})
-    stored = pa.table(
-        [pa.array([bytes(8)] * 10, pa.binary(8))], schema=with_dense_columns(lists.schema, {"x": Dense("int32", 2)})
-    )
-    source = write_table(tmp_path / "in", stored, pa.table({"y": [1, 2]}))
-    pqcache.repartition(source, tmp_path / "out", row_group_size=LIMIT)
-    found = schemas(tmp_path / "out")
-    assert found[0].equals(found[1])
-    assert pq.read_table(tmp_path / "out" / files_of(tmp_path / "out")[0])["x"].to_pylist() == [[0, 0]] * 10
-    with pytest.raises(pqcache.ParquetError, match=r"day=1/part-0\.parquet: has no column 'x'"):
-        pqcache.repartition(source, tmp_path / "dense", row_group_size=LIMIT, dense=["x"])
 
 
 _VIEW = pa.list_view(pa.int32())

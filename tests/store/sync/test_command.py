@@ -368,7 +368,6 @@ def test_sizes_durations_and_counts_are_numbers_or_text(shop: Path, tmp_path: Pa
     pqcache.sync(shop, numbers, row_group_size=64 << 10, keep=3, settle=0, wait=60, timeout=30, jobs=2)
     assert read_config(text) == read_config(numbers)
     assert read_config(text).keep == 3
-    assert pqcache.gc(text, keep="1", older_than="48h", wait="1s").removed == ()
     assert pqcache.inspect(text, block_size="64KB", jobs="2").block_size == 64 << 10
     assert pqcache.repartition(text, row_group_size="1MB", jobs="2", wait="1s", shuffle="7").rows == 540
     for how in ({"wait": "soon"}, {"jobs": "many"}, {"row_group_size": "5x"}):

@@ -16,8 +16,7 @@ from deltalake import DeltaTable, write_deltalake
 import pqcache
 from pqcache.events import Event, Listed
 from pqcache.store.layout import MEMO
-from pqcache.store.manifest import Identity, SourceFile
-from pqcache.store.tables.base import LogTable, log_state
+from pqcache.store.tables.base import LogTable
 from tests.conftest import Bucket
 from tests.delta_tables import held, judged
 from tests.servers.upload import for_each_file
@@ -156,11 +155,6 @@ def test_files_that_become_private_at_the_source_do_here(cache: Path, table: Pat
     pqcache.sync(cache)
     assert len(readings) == 1
     assert stat.S_IMODE((cache / "current" / file.relative_to(table)).stat().st_mode) == 0o400
-
-
-def test_sizes_alone_are_no_state() -> None:
-    assert log_state([SourceFile("0.json", Identity(5, 0))]) is None
-    assert log_state([SourceFile("0.json", Identity(5, 1))]) != log_state([SourceFile("0.json", Identity(5, 2))])
 
 
 @pytest.mark.s3
