@@ -87,13 +87,15 @@ def _server(name: str, start: Callable[[Path], Any]) -> Any:
             started = start(tmp_path_factory.getbasetemp())
         except ServerUnavailable as error:
             why = f"{_SKIPPED_FOR_SERVER}{name}: {error}"
-            if os.environ.get("PQCACHE_REQUIRE_SERVERS", "0") not in ("", "0"):
-                pytest.fail(why, pytrace=False)
-            reason = why.splitlines()[0]
-            request.config.stash.setdefault(_DETAILS, {})[reason] = why
-            pytest.skip(reason)
-        with closing(started):
-            yield started
+        else:
+            with closing(started):
+                yield started
+            return
+        if os.environ.get("PQCACHE_REQUIRE_SERVERS", "0") not in ("", "0"):
+            pytest.fail(why, pytrace=False)
+        reason = why.splitlines()[0]
+        request.config.stash.setdefault(_DETAILS, {})[reason] = why
+        pytest.skip(reason)
 
     return server
 
