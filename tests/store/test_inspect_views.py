@@ -174,20 +174,6 @@ def test_the_forecast_is_what_a_dataset_does(tmp_path: Path) -> None:
     assert forecast("hdfs://127.0.0.1:1/nowhere") is None
 
 
-def test_the_forecast_of_row_groups_in_pieces(tmp_path: Path) -> None:
-    table = pa.table({"x": np.zeros(6_000_000)})
-    pq.write_table(table, tmp_path / "a.parquet", row_group_size=1_200_000, write_page_index=True)
-    found = forecast(tmp_path, 62 << 20, lanes=1)
-    assert found is not None
-    state = ParquetDataset(tmp_path, batch_size=256, lanes=1, memory=62 << 20).state_dict()
-    assert (found.window, found.row_group_size) == (16, None)
-    assert state["window"] == 16
-    assert found.pieces == -(-1_200_000 // state["piece"]) > 1
-    found = forecast(tmp_path, 100_000, lanes=1)
-    assert found is not None
-    assert found.window == 0
-
-
 def test_the_forecast_of_row_groups_that_take_more_than_memory(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -79,13 +79,6 @@ def test_they_fit_and_one_more_does_not(table: dict[str, int], count: int | None
         assert found.taken == count or (size is not None and more > size)
 
 
-@given(tables, st.data())
-@settings(max_examples=examples(100))
-def test_the_order_of_two_does_not_depend_on_others(table: dict[str, int], data: st.DataObject) -> None:
-    some = data.draw(st.lists(st.sampled_from(sorted(table)), unique=True))
-    assert [name for name in newest_first(list(table)) if name in some] == newest_first(some)
-
-
 def test_what_waits_leaves_nothing_out() -> None:
     three = Newest("3", partitions=3)
     assert newest_partitions(sizes_of, three).outside == {"dt=1", "dt=2"}

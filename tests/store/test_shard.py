@@ -15,7 +15,7 @@ from pqcache.errors import SourceIncomplete, UsageError
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.hive import parent
 from pqcache.store.manifest import Identity, Manifest, SourceFile
-from pqcache.store.table_part import MIN_PARTS, Shard, listing_digest, owners, parse_shard
+from pqcache.store.table_part import MIN_PARTS, Shard, owners, parse_shard
 from tests.datasets import files_of, rows_of, write_day, write_shop
 from tests.examples import examples
 from tests.forked_commands import run_pqcache
@@ -87,21 +87,6 @@ def test_a_change_moves_few_of_the_other_files(table: Partitions, new: list[int]
     moved = sum(f.identity.size for f in files(table) if before[f.path] != after[f.path])
     unit = max(largest(grown), size_of(grown) / n / MIN_PARTS)
     assert moved <= (n - 1) * (sum(new) / 2 + 2 * unit) + 1e-6
-
-
-def test_what_the_digest_depends_on() -> None:
-    listing = files({"dt=1": [1, 2], "dt=2": [3]})
-    paths = [file.path for file in listing]
-    other = [*listing[:2], SourceFile(listing[2].path, Identity(3, 1))]
-    digests = [
-        listing_digest(listing, paths, 3, ""),
-        listing_digest(other, paths, 3, ""),
-        listing_digest(listing, paths[:2], 3, ""),
-        listing_digest(listing, paths, 2, ""),
-        listing_digest(listing, paths, 3, "columns=id"),
-    ]
-    assert len(set(digests)) == 5
-    assert listing_digest(listing[::-1], paths[::-1], 3, "") == digests[0]
 
 
 @pytest.mark.parametrize("text", ["3", "3/3", "-1/3", "0/0", "1/2/3", "a/b", ""])

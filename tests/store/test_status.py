@@ -338,10 +338,6 @@ def test_when_the_next_run_is_due() -> None:
     away = [*nights, sync_at(24 * 4 + 3, result="refused", exit_code=75)]
     assert next_due(away) == next_due(nights)
     assert next_due([sync_at(hours) for hours in (0, 1, 9, 9.5, 30, 77)]) is None, "by a person, now and then"
-    old = [{**sync_at(24 * night), "seconds": 60.0} for night in range(5)]
-    for record in old:
-        del record["began"]  # as older versions wrote them
-    assert next_due(old) == next_due(nights)
 
 
 def test_the_command_and_its_exit_code(root: Path) -> None:

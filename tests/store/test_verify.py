@@ -9,7 +9,6 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,7 @@ from pqcache.parquet import footer, thrift
 from pqcache.store import verify
 from pqcache.store.drivers import local
 from pqcache.store.layout import CHECKSUMS, FILES, ROW_GROUPS, SUMMARY
-from pqcache.store.manifest_file import write_manifest
-from pqcache.store.snapshot import Snapshot, write_checksums
+from pqcache.store.snapshot import Snapshot
 from pqcache.store.verify import Checker
 from tests.damage import flip, truncate
 from tests.datasets import files_of, rows_of, write_shop
@@ -197,26 +195,6 @@ def test_truncated_missing_and_replaced_files_are_named(cache: Path, snapshot: S
     (snapshot.path / FILES).unlink()
     with pytest.raises(pqcache.DamagedError, match="not a snapshot"):
         pqcache.verify(cache)
-
-
-def test_an_index_that_disagrees_is_found(cache: Path, snapshot: Snapshot) -> None:
-    manifest = snapshot.manifest()
-    files = tuple(replace(entry, checksum="") for entry in manifest.files)
-    write_manifest(replace(manifest, files=files), snapshot.path / FILES)
-    with pa.ipc.open_file(snapshot.path / ROW_GROUPS) as reader:
-        table = reader.read_all()
-    position = table.column_names.index("price:bytes")
-    changed = pa.array([7, *table["price:bytes"].to_pylist()[1:]], pa.int64())
-    table = table.set_column(position, table.schema.field(position), changed)
-    with pa.ipc.new_file(snapshot.path / ROW_GROUPS, table.schema) as writer:
-        writer.write_table(table)
-    write_checksums(snapshot.path)
-    report = pqcache.verify(cache)
-    (item,) = report.damage
-    assert (item.row_group, item.column) == (0, "price")
-    assert "the index has 7 as bytes" in item.message
-    assert pqcache.verify(cache, repair=True).ok
-    assert pqcache.verify(cache, deep=True).damage == ()
 
 
 def test_an_untrue_statistic_and_row_count_are_found(cache: Path, snapshot: Snapshot, checker: Checker) -> None:
@@ -487,9 +465,8 @@ def test_files_looked_at_together_are_found_one_by_one(cache: Path, snapshot: Sn
 
 
 @pytest.mark.deep  # 2.4 GB are decoded, a little at a time
-@pytest.mark.parametrize("others", [0, 400_000])
-def test_texts_that_are_stored_once_may_be_long_together(tmp_path: Path, others: int) -> None:
-    codes = pa.array(np.repeat(np.array([0, 1], np.int32), [60_000, others]))
+def test_texts_that_are_stored_once_may_be_long_together(tmp_path: Path) -> None:
+    codes = pa.array(np.repeat(np.array([0, 1], np.int32), [60_000, 400_000]))
     texts = pa.DictionaryArray.from_arrays(codes, pa.array(["x" * 40_000, "a"]))
     (tmp_path / "lake").mkdir()
     pq.write_table(pa.table({"t": texts}), tmp_path / "lake" / "a.parquet", store_schema=False)
