@@ -19,8 +19,8 @@ from pqcache.events import Event, Started
 from pqcache.store import history, publish
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config
-from pqcache.store.history import options_of, read_history
-from pqcache.store.layout import RUNNING
+from pqcache.store.history import append_history, options_of, read_history
+from pqcache.store.layout import HISTORY, RUNNING
 from tests import ROOT
 from tests.datasets import write_day, write_shop
 
@@ -227,3 +227,17 @@ def test_the_table_says_why_and_what_changed(
     pqcache.sync(cache, row_group_size="8MB")
     print_history(pqcache.log(cache)[-1:])
     assert capsys.readouterr().out.endswith("\n    row_group_size: default -> 8MB\n"), "as it was typed"
+
+
+def test_a_torn_or_damaged_record_hides_no_other(tmp_path: Path) -> None:
+    ends = [0]
+    for run in "0123":
+        append_history(tmp_path, {"time": "2026-11-01T04:00:00+00:00", "command": "sync", "run": run})
+        ends.append((tmp_path / HISTORY).stat().st_size)
+    data = bytearray((tmp_path / HISTORY).read_bytes())
+    data[ends[1] + 6 : ends[2]] = b"\xff" * (ends[2] - ends[1] - 6)
+    for length in (ends[4] - 9, ends[3] + 1):
+        (tmp_path / HISTORY).write_bytes(data[:length])
+        assert [record["run"] for record in read_history(tmp_path)] == ["0", "2"]
+    append_history(tmp_path, {"time": "2026-11-01T04:00:00+00:00", "command": "sync", "run": "4"})
+    assert [record["run"] for record in read_history(tmp_path)] == ["0", "2", "4"]

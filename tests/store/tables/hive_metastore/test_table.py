@@ -175,6 +175,10 @@ def test_links_to_nothing_matter_in_known_partitions_alone(
     (tmp_path / "t" / "dt=1" / "a.parquet").symlink_to("nowhere")
     with pytest.raises(SourceError, match=r"dt=1/a.parquet: is a link to nothing"):
         pqcache.sync(url, tmp_path / "cache")
+    shutil.rmtree(tmp_path / "t" / "dt=1")
+    (tmp_path / "t" / "dt=1").symlink_to(tmp_path / "t" / "dt=1")
+    with pytest.raises(SourceError, match="dt=1: "):  # which cannot be listed, and is not empty
+        pqcache.sync(url, tmp_path / "cache", retries=0)
 
 
 def test_partitions_without_files_are_reported(database: Database, tmp_path: Path) -> None:
