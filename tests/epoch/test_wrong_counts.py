@@ -141,13 +141,6 @@ def test_lists_that_are_of_one_length_on_average(tmp_path: Path) -> None:
     assert not differences((row for batch in batches for row in batch.rows), ((repr(row),) for row in lists))
 
 
-def test_a_few_lists_whose_average_length_is_whole(tmp_path: Path) -> None:
-    lists = [[1], [1, 2], [1, 2, 3], [4, 5], [6, 7, 8], [9]]
-    pq.write_table(pa.table({"list": lists}), tmp_path / "a.parquet", row_group_size=3)
-    found = [row for batch in ParquetDataset(tmp_path, batch_size=4, shuffle=False) for row in batch["list"]]
-    assert [row.tolist() for row in found] == lists
-
-
 @pytest.mark.parametrize(
     ("name", "reader"),
     [("most rows, by SQL", READERS[0]), ("a split by a key", READERS[1]), ("weights of a column", READERS[0])],

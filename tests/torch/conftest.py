@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep what uses ranks or the fork server on one worker of xdist, so that each is started once."""
     for item in items:
         is_of_ranks = "ranks" in getattr(item, "fixturenames", ()) or "forkserver" in item.name
-        if is_of_ranks and item.path.is_relative_to(HERE):
+        if is_of_ranks and item.path.is_relative_to(HERE) and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group("ranks"))
 
 

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import textwrap
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ import pytest
 
 from pqcache import Cache, Pack, TokenBatches
 from pqcache.errors import CacheError, ParquetError, SourceDenied, UsageError
-from pqcache.reader.arriving import ArrivalQueue
 from pqcache.reader.stats import ArrivalStats
 from pqcache.store import background_run
 from pqcache.store.cache_directory import CacheDirectory
@@ -153,28 +151,17 @@ def test_a_state_goes_on_after_publishing_in_another_topology(source: Path, publ
     assert len(done) - len(expected) < 30 * 4  # of padding
 
 
-def test_stats_count_what_is_wanted_and_waited_for(
-    source: Path, published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    filler, blocked = Filler(source, tmp_path / "cache"), multiprocessing.get_context("fork").Event()
-    result = ArrivalQueue.result
-
-    def asked_for(queue: ArrivalQueue, future: Any) -> Any:
-        blocked.set()
-        return result(queue, future)
-
-    monkeypatch.setattr(ArrivalQueue, "result", asked_for)
+def test_stats_count_what_is_wanted(source: Path, published: Path, tmp_path: Path) -> None:
+    filler = Filler(source, tmp_path / "cache")
     dataset = ParquetDataset(tmp_path / "cache", columns=["id"], batch_size=100)
     before = dataset.stats().arrivals
     assert 0 < before.wanted_bytes < before.total_bytes == sum(f.stat().st_size for f in source.rglob("*.parquet"))
     assert (before.arrived_bytes, before.wanted_arrived_bytes, before.waited_seconds) == (0, 0, 0.0)
-    filling = threading.Thread(target=lambda: blocked.wait(60) and FillingThread(filler, 0.01).run())
-    filling.start()
+    filler.fill()
+    filler.publish()
     assert len(list(Loader(dataset, num_workers=2, multiprocessing_context="fork"))) == 24
-    filling.join()
     after = dataset.stats().arrivals
     assert after.wanted_arrived_bytes == after.wanted_bytes == before.wanted_bytes
-    assert after.waited_seconds > 0
     assert ParquetDataset(published, ["id"]).stats().arrivals == ArrivalStats()
 
 

@@ -23,7 +23,11 @@ from pqcache.torch import Batch, Loader, ParquetDataset
 from tests.waiting import becomes_true
 
 SCRIPT = Path(__file__).with_name("training_to_end.py")
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs Linux's /proc")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.xdist_group("endings"),  # trainings are started by one process
+    pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs Linux's /proc"),
+]
 
 End = Callable[[int, list[int]], None]
 ENDS: dict[str, tuple[End, int, str]] = {  # what is done, the exit status, what is said last
@@ -98,20 +102,22 @@ def check_gone(leader: int, workers: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "persistent", "end"),
+    ("kind", "persistent", "context", "end"),
     [
-        ("Loader", "persistent", "Ctrl-C"),
-        ("plain", "persistent", "killed worker"),
-        ("Loader", "anew", "SIGKILL"),
-        pytest.param("plain", "anew", "Ctrl-C", marks=DEEP),
-        pytest.param("Loader", "anew", "killed worker", marks=DEEP),
-        pytest.param("Loader", "persistent", "SIGTERM", marks=DEEP),
-        pytest.param("plain", "persistent", "SIGKILL", marks=DEEP),
+        ("Loader", "persistent", "fork", "Ctrl-C"),
+        ("plain", "persistent", "fork", "killed worker"),
+        ("Loader", "persistent", "forkserver", "SIGKILL"),  # whose workers are not the trainer's children
+        pytest.param("plain", "anew", "fork", "Ctrl-C", marks=DEEP),
+        pytest.param("Loader", "anew", "fork", "killed worker", marks=DEEP),
+        pytest.param("Loader", "persistent", "fork", "SIGTERM", marks=DEEP),
+        pytest.param("plain", "persistent", "fork", "SIGKILL", marks=DEEP),
     ],
 )
-def test_a_training_ends_with_its_workers(trainings: Trainings, kind: str, persistent: str, end: str) -> None:
+def test_a_training_ends_with_its_workers(
+    trainings: Trainings, kind: str, persistent: str, context: str, end: str
+) -> None:
     act = ENDS[end][0]
-    trainer, workers = trainings.start(kind, persistent)
+    trainer, workers = trainings.start(kind, persistent, context)
     assert len(workers) >= 2, trainings.end()
     act(trainer, workers)
     returned, errors = trainings.end()
@@ -127,15 +133,6 @@ def test_a_training_ends_with_its_workers(trainings: Trainings, kind: str, persi
 def test_a_loop_that_is_left_early_ends_without_a_word(trainings: Trainings) -> None:
     trainer, workers = trainings.start("leave", "persistent")
     assert trainings.end() == (0, "")
-    check_gone(trainer, workers)
-
-
-def test_workers_that_were_not_forked_end_with_a_killed_training(trainings: Trainings) -> None:
-    """Those of a fork server are not the trainer's children, and the server lives as long as they do."""
-    trainer, workers = trainings.start("Loader", "persistent", "forkserver")
-    assert len(workers) == 2, trainings.end()
-    os.kill(trainer, signal.SIGKILL)
-    assert trainings.end()[0] == -9
     check_gone(trainer, workers)
 
 

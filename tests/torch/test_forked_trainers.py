@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import multiprocessing
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
@@ -18,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import pqcache
 from pqcache.errors import UsageError
-from pqcache.torch import Loader, Mix, ParquetDataset, transport
+from pqcache.torch import Loader, Mix, ParquetDataset
 from tests.torch.conftest import ROWS, ids_of
 
 EPOCHS = 2
@@ -143,26 +141,6 @@ def test_a_spawned_worker_that_is_asked_early_shares_the_epoch(table: Path) -> N
     assert [sorted(ids) for ids in found] == [list(range(ROWS))] * EPOCHS
     assert found[0] != found[1]
     assert read.stats().total.rows == EPOCHS * ROWS
-
-
-def test_threads_of_a_rank_take_the_same_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory, copy = transport.WorkerMemory((3,)), transport._shared_copy
-
-    def slowly(values: transport.Numbers) -> torch.Tensor:
-        time.sleep(0.05)
-        return copy(values)
-
-    def write(index: int) -> None:
-        memory.numbers[index] = 1
-
-    monkeypatch.setattr(transport, "_shared_copy", slowly)
-    memory.inherit()  # as after a fork
-    threads = [threading.Thread(target=write, args=(index,)) for index in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert memory.numbers.tolist() == [1, 1, 1]
 
 
 class Begun(IterableDataset[Any]):

@@ -148,15 +148,6 @@ def at(ds: ParquetDataset, epoch: int) -> list[Batch]:
     return list(ds)
 
 
-def test_rows_of_weighted_rows(root: Path) -> None:
-    weights = [WEIGHTS, None, {"label": {2: 3, ...: 0}}]
-    ds = dataset(root, weights=lambda epoch: weights[epoch], lanes=2)
-    for epoch in range(3):
-        for batch in at(ds, epoch):
-            for places in (batch.rows(), ds.rows_of(epoch, batch.index)):
-                assert (places.files * 120 + places.rows_in_file).tolist() == batch["id"].tolist()
-
-
 def values(batch: Batch) -> Any:
     """Return a batch as plain values."""
     return batch.source, {name: to_rows(value) for name, value in batch.items() if name != "cu_seqlens"}

@@ -221,12 +221,6 @@ def test_only_the_ids_that_are_wanted(root: Path) -> None:
     assert list(batch) == ["tokens", "cu_seqlens"]
 
 
-def test_row_groups_that_do_not_fit_into_memory(tmp_path: Path) -> None:
-    write(tmp_path, [900] * 1000, rows=500)
-    with pytest.raises(UsageError, match=r"a row group takes 10.* decoded, too much for memory=16 MB"):
-        next(iter(ParquetDataset(tmp_path, pack=Pack("tokens", 64), memory="16MB")))
-
-
 @settings(max_examples=examples(200), deadline=None)
 @given(st.data())
 def test_ends_of_batches_by_tokens(data: st.DataObject) -> None:

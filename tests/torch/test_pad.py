@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from pqcache.errors import UsageError
-from pqcache.reader.order import EpochShare
 from pqcache.torch import Loader, Mix, ParquetDataset
 from tests.torch.conftest import ROWS, ids_of
 
@@ -86,19 +85,3 @@ def test_a_mix_is_not_padded_either(table: Path) -> None:
 def test_what_cannot_be_said_together(table: Path) -> None:
     with pytest.raises(UsageError, match="drop_last=True and pad=False"):
         dataset(table, 2, 0, drop_last=True)
-
-
-def test_shares_without_padding() -> None:
-    for total in range(12):
-        for ranks in (1, 2, 3, 5):
-            for start in range(total + 1):
-                shares = [
-                    EpochShare(
-                        total=total, lanes=2 * ranks, ranks=ranks, rank=r, workers=2, worker=w, start=start, pad=False
-                    )
-                    for r in range(ranks)
-                    for w in range(2)
-                ]
-                found = sorted(i for share in shares for i in share.indices())
-                assert found == list(range(start, total))
-                assert max(share.count() for share in shares) == shares[0].rounds()

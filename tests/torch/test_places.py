@@ -301,22 +301,6 @@ def test_an_epoch_that_is_set_in_a_loop_is_the_next_one(table: Path, on: str, at
     assert loader.epoch == 8
 
 
-def test_states_of_a_dataset_whose_epoch_is_set_in_a_loop(table: Path) -> None:
-    data, states = dataset(table), []
-    data.load_state_dict(data.state_dict(after=4))
-    for batch in data:
-        data.set_epoch(3)
-        states.append(data.state_dict())
-        after = data.state_dict(after=batch)
-        assert (after["epoch"], after["batch"]) == (0, batch.index + 1)
-    assert [(state["epoch"], state["batch"]) for state in states] == [
-        *((0, index + 1) for index in range(5, BATCHES - 1)),
-        (3, 0),
-    ]
-    assert (data.state_dict()["epoch"], data.state_dict()["batch"]) == (3, 0)
-    assert places_of(data) == [(3, index) for index in range(BATCHES)]
-
-
 def test_a_new_loader_for_each_epoch_reads_the_next_one(table: Path) -> None:
     data = dataset(table)
     with warnings.catch_warnings():

@@ -59,7 +59,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"split": Split("x", 0.2, 0.9), "filters": "id < 555"},
     {"sequence": Sequence(3, order_by="id", stride=2), "filters": "x != 4"},
     {"memory": 2_000, "columns": ["id"], "filters": "x > 3"},
-    {"lanes": 6, "window": 2},
+    {"weights": {"x": {0: 2.5, ...: 0.5}}, "lanes": 6, "window": 2},
 ]
 
 

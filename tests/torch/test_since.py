@@ -106,15 +106,6 @@ def test_no_new_rows(lake: Lake) -> None:
         assert list(again) == []
 
 
-def test_a_share_of_old_rows_beside_them(lake: Lake) -> None:
-    new = ParquetDataset(lake.cache, since="3", batch_size=10)
-    old = ParquetDataset(lake.cache, batch_size=10, seed=1)
-    mix = Mix({"new": new, "old": old}, weights={"new": 0.5, "old": 0.5})
-    found = [(batch.source, {i // ROWS for i in batch["id"].tolist()}) for batch in Loader(mix)]
-    assert {source for source, _ in found} == {"new", "old"}
-    assert {day for source, days in found if source == "new" for day in days} == {3}
-
-
 def test_the_state_has_base_and_rows(lake: Lake) -> None:
     loader = Loader(ParquetDataset(lake.cache, since="2", batch_size=32), num_workers=2)
     batches = iter(loader)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import itertools
 import os
 import signal
@@ -166,59 +164,6 @@ def test_ranks_that_start_at_once_read_from_one_run(
     check_cache(cache, lake)
     becomes_true(lambda: len(pqcache.log(cache)) > 0)  # written when it is published
     assert [entry["published"] for entry in pqcache.log(cache)] == [True]
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("round_", range(4))
-def test_runs_that_are_killed_at_any_moment(
-    remote: str,
-    slow: Proxy,
-    published: Path,
-    lake: Path,
-    tmp_path: Path,
-    round_: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(background_run, "_MOST_STARTS", 9)  # they may all die before there is anything to read
-    rng, workers = np.random.default_rng(round_), 2 * (round_ % 2)
-    slow.clear()
-    slow.rule(both(lambda request: time.sleep(0.3)), method="GET", path=r"\.parquet")
-    moments = iter(np.cumsum(rng.uniform(0, 1.2, 4)).tolist())
-    ended = threading.Event()
-
-    def kill() -> None:
-        begun = time.monotonic()
-        for moment in moments:
-            if ended.wait(max(0.0, begun + moment - time.monotonic())):
-                return
-            for run in runs_on(tmp_path / "cache"):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(run, signal.SIGKILL)
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    try:
-        dataset = dataset_of(tmp_path / "cache", remote, slow)
-        loader = Loader(dataset, num_workers=workers, multiprocessing_context="fork" if workers else None)
-        found = [values_of(batch) for batch in loader]
-    finally:
-        ended.set()
-        killer.join()
-    assert found == expected(published, max(1, workers))
-    dataset_of(tmp_path / "cache", remote, slow)
-    check_cache(tmp_path / "cache", lake)
-
-
-def runs_on(cache: Path) -> list[int]:
-    """Return the processes that this one and its children have started to fill a cache: they hold a lock for it."""
-    name = hashlib.sha256(os.path.realpath(cache).encode()).hexdigest()[:32]
-    found = []
-    for process in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if process.name.isdigit() and "background_run" in (process / "cmdline").read_text():
-                links = [os.readlink(link) for link in (process / "fd").iterdir()]
-                found += [int(process.name)] if any(name in link for link in links) else []
-    return found
 
 
 def test_a_server_that_is_silent_for_a_while(
