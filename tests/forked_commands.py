@@ -27,7 +27,7 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any, NoReturn
@@ -128,6 +128,18 @@ def run_pqcache(
 ) -> subprocess.CompletedProcess[str]:
     """Run ``pqcache words...`` in a process of its own, without a terminal; ``env`` is all of its environment."""
     return warm().run(*words, env=env, cwd=cwd, timeout=timeout)
+
+
+def true_in_child(call: Callable[[], bool]) -> bool:
+    """Return what ``call`` returns in a child that is forked from this process; False if it fails."""
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(0 if call() else 1)
+        finally:
+            traceback.print_exc()
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 class _ForkedChecker:

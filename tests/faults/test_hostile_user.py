@@ -21,6 +21,7 @@ from pqcache.store.sync import snapshot_job as workdir
 from tests.datasets import write_day
 from tests.faults.checks import check_clean, check_snapshot, rows_at
 from tests.faults.lakes import lake_of, state_of
+from tests.forked_commands import true_in_child
 
 NOBODY = 65534
 
@@ -198,16 +199,13 @@ def test_another_user_can_read_a_cache(open_to_all: Path) -> None:
         batches = pqcache.Cache.open(cache).batches(["id"], filters="price >= 0")
         return sum(len(batch) for batch in batches), pqcache.inspect(str(cache)).rows
 
+    def as_another() -> bool:
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+        return rows() == found and not os.access(cache / "lock", os.R_OK)
+
     found = rows()  # imports, which the other user may not be able to do
-    child = os.fork()
-    if child == 0:
-        try:
-            os.setgid(NOBODY)
-            os.setuid(NOBODY)
-            os._exit(0 if rows() == found and not os.access(cache / "lock", os.R_OK) else 1)
-        finally:
-            os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert true_in_child(as_another)
     assert found == (40, 40)
 
 
