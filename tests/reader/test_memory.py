@@ -77,17 +77,6 @@ def test_reading_in_file_order_keeps_to_memory(tmp_path: Path) -> None:
     assert pa.Table.from_batches(batches).equals(table)
 
 
-def test_sizes_see_a_dictionary_in_a_later_row_group(tmp_path: Path) -> None:
-    """A megabyte that is stored once and decoded for each of 2,000 rows is not read to find out."""
-    pq.write_table(pa.table({"s": ["abc"] * 100}), tmp_path / "a.parquet")
-    values = pa.DictionaryArray.from_arrays(pa.array(np.zeros(2_000, np.int32)), pa.array(["z" * (1 << 20)]))
-    pq.write_table(pa.table({"s": values}), tmp_path / "b.parquet", store_schema=False)
-    loader = groups_of(tmp_path)
-    assert int(loader.sizes.decoded.max()) >= 2_000 << 20
-    with pytest.raises(UsageError, match=r"a row group takes 2\.0 GB decoded, too much for memory=64 MB"):
-        fit(loader.sizes, 64 << 20, 1, True)
-
-
 TEXTS = ["", "b", "c" * 50, "d" * 4_000, "e" * 30_000]
 CODES = st.lists(st.integers(0, len(TEXTS) - 1), min_size=1, max_size=60)
 
