@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -63,8 +64,6 @@ def test_row_groups_without_known_pages_are_read_one_at_a_time(tmp_path: Path) -
 def test_reading_in_file_order_keeps_to_memory(tmp_path: Path) -> None:
     sizes = sizes_of(10 << 20, 30 << 20)
     assert fit(sizes, 90 << 20, 1, False) == Window(1)
-    in_rows = RowGroupSizes(sizes.selected, sizes.decoded, np.array([100, 300]))
-    assert fit(in_rows, 45 << 20, 1, False, pieces=True) == Window(1, piece_rows=150)
     with pytest.raises(UsageError, match=r"shop: a row group takes 30 MB decoded, .*give memory='90\.9 MB'"):
         fit(sizes_of(30 << 20), 1 << 20, 1, False, "shop")
     assert fit(sizes_of(), 1, 1, False) == Window(1)
@@ -87,9 +86,13 @@ CODES = st.lists(st.integers(0, len(TEXTS) - 1), min_size=1, max_size=60)
     repeated=st.integers(1, 40),
     shape=st.sampled_from(["flat", "list", "struct", "map", "structs"]),
     nulls=st.booleans(),
-    dictionary=st.booleans(),
-    codec=st.sampled_from(["none", "snappy", "zstd", "gzip"]),
-    version=st.sampled_from(["1.0", "2.0"]),
+    how=st.fixed_dictionaries(
+        {
+            "use_dictionary": st.booleans(),
+            "compression": st.sampled_from(["none", "snappy", "zstd", "gzip"]),
+            "data_page_version": st.sampled_from(["1.0", "2.0"]),
+        }
+    ),
     encoding=st.sampled_from([None, "DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"]),
 )
 def test_what_rows_take_is_known_before_they_are_decoded(
@@ -98,9 +101,7 @@ def test_what_rows_take_is_known_before_they_are_decoded(
     repeated: int,
     shape: str,
     nulls: bool,
-    dictionary: bool,
-    codec: str,
-    version: str,
+    how: dict[str, Any],
     encoding: str | None,
 ) -> None:
     texts = pa.array(
@@ -122,14 +123,12 @@ def test_what_rows_take_is_known_before_they_are_decoded(
     pq.write_table(
         pa.table({"t": columns[shape]()}),
         path,
-        use_dictionary=dictionary,
-        compression=codec,
-        data_page_version=version,
-        column_encoding=None if dictionary or encoding is None else {leaf: encoding},
+        column_encoding=None if how["use_dictionary"] or encoding is None else {leaf: encoding},
         data_page_size=2_000,
         dictionary_pagesize_limit=40_000,
         write_batch_size=16,
         write_statistics=False,  # which are in the headers of pages
+        **how,
     )
     without_sizes(path)
     with pq.ParquetFile(path) as file:

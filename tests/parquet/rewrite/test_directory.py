@@ -56,7 +56,7 @@ COLUMNS = {
     "uuid": lambda rng, n: pa.array([i.to_bytes(16, "big") for i in range(n)], pa.binary(16)).cast(pa.uuid()),
     "json": lambda rng, n: pa.array([f'{{"a": {i}}}' for i in range(n)], pa.json_()),
     "duration": lambda rng, n: pa.array(range(n), pa.duration("s")),
-    "time": lambda rng, n: pa.array([i % 86_400 for i in range(n)], pa.time32("s")),
+    "time": lambda rng, n: pa.array([i % 86_400_000 for i in range(n)], pa.time32("ms")),
     "null": lambda rng, n: pa.nulls(n),
     "list": lambda rng, n: pa.array(
         [None if i % 7 == 2 else [1, None] * (i % 5) for i in range(n)], pa.list_(pa.int16())

@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import pqcache
-from pqcache.errors import CacheError, ParquetError, UsageError
+from pqcache.errors import ParquetError, UsageError
 from pqcache.filters.parse import parse_where
 from pqcache.reader.load import Held, RowGroups
 from pqcache.reader.open_dataset import Files, RowGroup, open_local_dataset
@@ -400,15 +400,6 @@ def test_rows_belong_to_their_snapshot(lake: Path, tmp_path: Path) -> None:
     ds = ParquetDataset(tmp_path / "c", columns=["id"], rows=chosen)
     assert ds.snapshot == old
     assert sorted(ids(ds)) == [3, 4]
-    with pytest.raises(UsageError, match=r"rows: they were looked up in .*; look them up again"):
-        next(
-            pqcache.Cache.open(tmp_path / "c").batches(
-                rows=chosen, snapshot=pqcache.Cache.open(tmp_path / "c").snapshot().id
-            )
-        )
-    gone = SelectedRows.of([0], [0], "20200101T000000Z-0001")
-    with pytest.raises(CacheError, match="not kept any more"):
-        ParquetDataset(tmp_path / "c", rows=gone)
 
 
 @pytest.mark.parametrize(
