@@ -12,7 +12,6 @@ import pytest
 import pqcache
 from pqcache.events import Advanced, Event
 from pqcache.store.cache_directory import CacheDirectory
-from pqcache.store.snapshot import Lease, Snapshot
 from tests.datasets import write_day
 from tests.faults.checks import Rows, check_clean, rows_at, same_rows
 from tests.forked_commands import run_pqcache
@@ -85,24 +84,6 @@ def test_release_publishes_the_candidate_without_the_source(lake: Path, cache: P
     add_day(lake, 1)
     assert pqcache.sync(cache, force=True).published, "nothing is held any more"
     assert pqcache.verify(cache).ok
-
-
-def test_a_candidate_that_is_released_while_it_is_opened_is_read(
-    lake: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    add_day(lake, 4)
-    candidate = pqcache.sync(cache).candidate
-    real = Snapshot.lease
-
-    def lease(self: Snapshot) -> Lease:
-        found = real(self)
-        if self.path.parent.name == "candidate":
-            pqcache.rollback(cache, release=True)
-        return found
-
-    monkeypatch.setattr(Snapshot, "lease", lease)
-    batches = pqcache.Cache.open(cache).batches(["id"], snapshot=candidate)
-    assert sum(batch.num_rows for batch in batches) == 80
 
 
 def test_a_release_without_a_candidate_ends_the_hold(lake: Path, cache: Path) -> None:

@@ -70,16 +70,13 @@ def test_what_is_wanted_comes_first_and_each_file_is_complete(reads: LocalReads,
     assert seen == [files_of(made)[file] for file in (0, 4, 2, 3, 1)]  # the first was begun before, the last came last
 
 
-@pytest.mark.parametrize("at_once", [1, 3])
-def test_several_threads_fetch_a_large_file(
-    at_once: int, reads: LocalReads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_threads_fetch_a_large_file(reads: LocalReads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fill, "_RANGE", 500_000)
     monkeypatch.setattr(fill, "_LARGE", 1_000_000)
     made = write_wide(tmp_path / "made")
     pqcache.sync(made, tmp_path / "plain")
     reads.done.clear()
-    report = pqcache.sync(made, tmp_path / "cache", fill=True, jobs=at_once)
+    report = pqcache.sync(made, tmp_path / "cache", fill=True, jobs=3)
     for path in files_of(made):
         size = (made / path).stat().st_size
         ranges = sorted((offset, length) for name, offset, length in reads.done if name == path and length == 500_000)
