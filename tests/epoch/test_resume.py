@@ -46,10 +46,19 @@ def options_of(name: str) -> dict[str, Any]:
     return {key: value for key, value in options.items() if value is not None}
 
 
-def run(source: Source, name: str, steps: list[tuple[int, Reader, int | None]], epoch: int = 0) -> None:
-    """Read an epoch with one topology after another, each for so many batches of each rank, and check all of it."""
-    options, columns = options_of(name), columns_of(name)
+Steps = list[tuple[int, Reader, int | None]]  # so many ranks read in a way for so many batches each
+
+
+def run(source: Source, name: str, steps: Steps, epoch: int = 0) -> None:
+    """Read an epoch with some of the options in one topology after another."""
     raw = name in ("sequences", "packed", "best fit", "by tokens")
+    run_with(source, columns_of(name), options_of(name), steps, epoch, raw)
+
+
+def run_with(
+    source: Source, columns: list[str] | None, options: dict[str, Any], steps: Steps, epoch: int, raw: bool = False
+) -> None:
+    """Read an epoch in one topology after another, and check all of it."""
     whole = _raw(ARROW if steps[0][1].way == "Cache.batches" else ONE, raw).read(
         source, columns, epoch=epoch, **options
     )[0]
@@ -76,7 +85,7 @@ def run(source: Source, name: str, steps: list[tuple[int, Reader, int | None]], 
         assert all(one == states[0] for one in states), "any rank may save it"
         parts.add(found)
         state = states[0]
-    parts.check(steps[-1][0], drop_last="drop_last" in options)
+    parts.check(steps[-1][0], drop_last=options.get("drop_last", False))
 
 
 def _raw(reader: Reader, raw: bool) -> Reader:
@@ -97,7 +106,7 @@ def test_any_start_of_record_batches(narrow: Source, name: str) -> None:
     run(narrow, name, [(2, ARROW, rng.randrange(1, 4)), (3, ARROW, rng.randrange(0, 3)), (1, ARROW, None)], epoch=3)
 
 
-WORKERS: list[tuple[str, list[tuple[int, Reader, int | None]]]] = [
+WORKERS: list[tuple[str, Steps]] = [
     ("all rows", [(2, Reader("Loader", 2), None)]),
     ("in order", [(1, Reader("DataLoader", 2), None)]),
     ("a limit", [(3, Reader("Loader", 1), None)]),
@@ -110,9 +119,7 @@ WORKERS: list[tuple[str, list[tuple[int, Reader, int | None]]]] = [
 
 
 @pytest.mark.parametrize(("name", "steps"), WORKERS, ids=lambda value: value if isinstance(value, str) else "")
-def test_the_same_batches_whoever_reads_and_goes_on(
-    narrow: Source, name: str, steps: list[tuple[int, Reader, int | None]]
-) -> None:
+def test_the_same_batches_whoever_reads_and_goes_on(narrow: Source, name: str, steps: Steps) -> None:
     run(narrow, name, steps)
 
 

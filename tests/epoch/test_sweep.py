@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from pqcache import Split
-from tests.epoch.reading import Parts, Read, Reader
+from tests.epoch.reading import Reader
 from tests.epoch.tables import FEW, Source
+from tests.epoch.test_resume import run_with
 
 pytestmark = pytest.mark.deep
 
@@ -31,37 +32,23 @@ CHOICES: list[dict[str, Any]] = [
 def test_a_chain_of_topologies(narrow: Source, number: int) -> None:
     """An epoch that is stopped several times, and goes on with other ranks and workers each time."""
     rng = random.Random(number)
-    drop_last = rng.random() < 0.3
     options: dict[str, Any] = {
         **CHOICES[number % len(CHOICES)],
         "batch_size": rng.choice([1, 7, 16, 64]),
         "lanes": rng.choice([1, 4, 6, 12]),
         "window": rng.choice([1, 3, 40]),
         "seed": rng.randrange(100),
-        "drop_last": drop_last,
+        "drop_last": rng.random() < 0.3,
     }
-    epoch = rng.randrange(3)
-    whole, _ = Reader().read(narrow, FEW, epoch=epoch, **options)
-    if len(whole) < 5:
+    epoch, steps = rng.randrange(3), list[tuple[int, Reader, int | None]]()
+    if Reader().dataset(narrow, FEW, **options).batches_of(epoch) < 5:
         options["batch_size"] = 1
-        whole, _ = Reader().read(narrow, FEW, epoch=epoch, **options)
-    parts, state, left = Parts(whole), None, len(whole)
-    for turn in range(4):
+    left = Reader().dataset(narrow, FEW, **options).batches_of(epoch)
+    while not steps or steps[-1][2] is not None:
         ranks = rng.choice([1, 1, 2, 3, 5])
         way, workers = rng.choice(["Loader", "Loader", "DataLoader"]), rng.choice([0, 0, 1, 2, 3]) if ranks < 3 else 0
-        stop = None if turn == 3 or left <= 2 * ranks else rng.randrange(1, 1 + left // ranks // 2)
-        reader = Reader("Loader" if stop and workers else way, workers)  # a DataLoader's workers have no common state
-        found: list[list[Read]] = []
-        states: list[dict[str, Any]] = []
-        for rank in range(ranks):
-            how: dict[str, Any] = {"state": state, "epoch": 0 if state else epoch, "stop": stop}
-            batches, after = reader.read(narrow, FEW, ranks=ranks, rank=rank, **how, **options)
-            found.append(batches)
-            states.append(after)
-        assert all(one == states[0] for one in states)
-        parts.add(found)
-        if stop is None:
-            break
-        state = states[0]
-        left = len(whole) - state["batch"]
-    parts.check(ranks, drop_last=drop_last)
+        stop = None if len(steps) == 3 or left <= 2 * ranks else rng.randrange(1, 1 + left // ranks // 2)
+        way = "Loader" if stop and workers else way  # a DataLoader's workers have no common state
+        steps.append((ranks, Reader(way, workers), stop))
+        left -= ranks * (stop or 0)
+    run_with(narrow, FEW, options, steps, epoch)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import ray
 import ray.train
@@ -36,8 +35,7 @@ ROUNDS = 50  # of two ranks: 99 batches, and the first one again
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
-    """A cluster of this machine alone, of which nothing is left."""
-    before = set(processes_below(psutil.Process()))
+    """A cluster of this machine alone."""
     with tempfile.TemporaryDirectory(prefix="ray") as directory:  # a short name, as sockets are in it
         ray.init(
             num_cpus=4,
@@ -49,29 +47,8 @@ def cluster() -> Iterator[None]:
             _temp_dir=directory,
         )
         assert {node["NodeManagerAddress"] for node in ray.nodes()} == {"127.0.0.1"}
-        of_ray = set(processes_below(psutil.Process())) - before  # other tests start processes too, which outlive it
         yield
-        started = of_ray.union(*map(processes_below, of_ray))
         ray.shutdown()
-        _, left = psutil.wait_procs(started, timeout=30)
-        left = [process for process in left if is_alive(process)]
-        assert not left, f"processes are left: {left}"
-
-
-def processes_below(process: psutil.Process) -> list[psutil.Process]:
-    """Return the processes that this one has started, and those that they have."""
-    try:
-        return process.children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
-
-
-def is_alive(process: psutil.Process) -> bool:
-    """Return whether a process runs, and is not only waited for."""
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def epochs_of(loader: Any, dataset: ParquetDataset | None = None) -> list[list[list[int]]]:
@@ -149,11 +126,9 @@ def directory(rows_table: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
             "of the driver": epochs_of(loader_of_driver),
             "dataset of the driver": plain(made_in_driver, 0),
             "plain": plain(new(), 2),
-            "plain, no sampler": plain(new(), 0, add_dist_sampler=False),
             "loader, not prepared": epochs_of(Loader(new(), device=device, num_workers=2)),
             "prepared": epochs_of(prepare_data_loader(Loader(new(), num_workers=2))),
             "prepared, no sampler": epochs_of(prepare_data_loader(Loader(new()), add_dist_sampler=False)),
-            "prepared, not moved": epochs_of(prepare_data_loader(Loader(new()), move_to_device=False)),
         }
         note(options, ray.train.get_context().get_world_rank(), {"epochs": found, **others(new)})
 

@@ -185,14 +185,6 @@ def check_every_batch(make: Any, plain: Any = values) -> dict[str, Any]:
     return state
 
 
-def test_bad_rows_are_replaced_alike_with_any_ranks(root: Path) -> None:
-    whole = {batch.index: batch["id"].tolist() for batch in dataset(root, lanes=4)}
-    bad = {1, 5, 90, *whole[6], *whole[len(whole) - 1]}  # two batches have no good row
-    decode = Decode(bad)
-    options = {"transform": lambda batch, generator: decode(batch), "on_error": "skip", "transform_workers": 2}
-    check_every_batch(lambda **more: dataset(root, lanes=4, **options, **more))
-
-
 def test_a_changed_mix_goes_on_with_any_ranks(root: Path) -> None:
     def make(weights: dict[str, int], **more: Any) -> Mix:
         parts = {"a": dataset(root, filters="id < 300"), "b": dataset(root, seed=4, batch_size=3)}

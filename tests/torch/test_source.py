@@ -18,7 +18,6 @@ import pyarrow.parquet as pq
 import pytest
 
 import pqcache
-from pqcache import Cache
 from pqcache.errors import SourceError, UsageError
 from pqcache.reader.arriving import ArrivalQueue
 from pqcache.store import background_run
@@ -188,6 +187,4 @@ def test_a_cache_of_another_source_is_refused(published: Path, lake: Path, tmp_p
     other = tmp_path / "other"
     with pytest.raises(UsageError, match=f"is a copy of {lake}, and not of {other}; name another directory"):
         ParquetDataset(published, source=str(other))
-    with pytest.raises(UsageError, match=f"is a copy of {lake}, and not of s3://lake/shop; name another"):
-        Cache.open(published).batches(source="s3://lake/shop")
     assert len(ParquetDataset(published, source=f"file://{lake}", batch_size=100)) == 60
