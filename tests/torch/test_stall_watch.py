@@ -100,9 +100,10 @@ def test_a_transform_that_hangs(table: Path, watching: threading.Event, warnings
 
 def test_a_worker_that_is_stopped(table: Path, watching: threading.Event, warnings: Callable[[], list[str]]) -> None:
     loader = Loader(dataset(table), num_workers=1, prefetch_factor=1)
+    before = set(torch.multiprocessing.active_children())  # ranks of other tests
     batches = iter(loader)
     next(batches)
-    (worker,) = torch.multiprocessing.active_children()
+    (worker,) = set(torch.multiprocessing.active_children()) - before
     os.kill(worker.pid, signal.SIGSTOP)
     watching.set()
     threading.Thread(target=lambda: (wait_for(lambda: bool(warnings())), os.kill(worker.pid, signal.SIGCONT))).start()
