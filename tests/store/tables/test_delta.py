@@ -295,14 +295,9 @@ def check_commits(tmp_path: Path, seed: int, commits: int) -> None:
     assert pqcache.verify(cache, deep=True, source=True).ok
 
 
-def test_random_commits(tmp_path: Path) -> None:
-    check_commits(tmp_path, random.randrange(1 << 30), 8)
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("seed", range(2))
-def test_many_random_commits(tmp_path: Path, seed: int) -> None:
-    check_commits(tmp_path, seed, 120)
+@pytest.mark.parametrize("commits", [8, pytest.param(100, marks=pytest.mark.deep)])
+def test_random_commits(tmp_path: Path, commits: int) -> None:
+    check_commits(tmp_path, random.randrange(1 << 30), commits)
 
 
 def interrupted(table: Path) -> tuple[Callable[[Event], None], list[Event]]:

@@ -68,19 +68,25 @@ def test_partitions_are_taken_wherever_they_are_and_others_are_not(database: Dat
         (["2026/11", "__HIVE_DEFAULT_PARTITION__"], tmp_path / "a=b%2Fc #1?"),
         (["3", "1"], shared),
         (["3", "2"], f"file://{shared}/"),
-        (["3", "3"], write_ids(tmp_path / "one" / "a.parquet", [8]) / "a.parquet"),
     )
     report = pqcache.sync(url, tmp_path / "cache")
-    assert (report.added, report.rows, report.version) == (7, 8, None)
+    assert (report.added, report.rows, report.version) == (6, 7, None)
     assert held(tmp_path / "cache") == {
         "dt=1/region=7": [1, 2],
         "dt=1/region=8": [5],
         "dt=1/region=8/1": [6],
         "dt=2026%2F11/region=__HIVE_DEFAULT_PARTITION__": [7],
-        **{f"dt=3/region={region}": [8] for region in (1, 2, 3)},
+        **{f"dt=3/region={region}": [8] for region in (1, 2)},
     }
     again = pqcache.sync(tmp_path / "cache")
-    assert (again.published, again.unchanged, again.fetched_bytes) == (False, 7, 0)
+    assert (again.published, again.unchanged, again.fetched_bytes) == (False, 6, 0)
+
+
+def test_a_location_may_be_one_file(database: Database, tmp_path: Path) -> None:
+    url = database.table("t", tmp_path / "t", {"dt": "int"})
+    database.add("t", (["1"], write_ids(tmp_path / "one" / "a.parquet", [8]) / "a.parquet"))
+    pqcache.sync(url, tmp_path / "cache")
+    assert held(tmp_path / "cache") == {"dt=1": [8]}
 
 
 @IN_BOTH
