@@ -1,5 +1,6 @@
 """The manifest: it comes back as written, and every source file is accounted for."""
 
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -34,21 +35,21 @@ def test_every_row_and_every_source_is_assigned(source_rows: list[int], data: st
         assert part == sorted(set(part))
 
 
-def test_a_cache_from_before_recipes_were_json_is_refused_by_name_and_left_alone(
+def test_a_manifest_of_another_format_is_refused_and_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shop, cache = write_shop(tmp_path / "shop", days=1), tmp_path / "cache"
     with monkeypatch.context() as before:
         for module in ("manifest", "manifest_file", "snapshot"):
             before.setattr(f"pqcache.store.{module}.FORMAT", 1)
-        pqcache.sync(str(shop), cache)
-    with pytest.raises(CacheError, match="written in format 1"):
-        pqcache.sync(cache)  # nothing has changed at the source, and still it is not "nothing to do"
+        pqcache.sync(shop, cache)
     published = (cache / "current").resolve()
-    write_day(shop, "2026-12-01", files=1, rows=5, first=10_000)
-    for call in (lambda: pqcache.sync(str(shop), cache), lambda: pqcache.repartition(cache, row_group_size="1MB")):
-        with pytest.raises(CacheError, match=r"files\.arrow: written in format 1, .* sync into a new directory"):
-            call()
+    for day in (None, "2026-12-01"):  # also where nothing has changed at the source
+        if day:
+            write_day(shop, day, files=1, rows=5, first=10_000)
+        for call in (pqcache.sync, partial(pqcache.repartition, row_group_size="1MB")):
+            with pytest.raises(CacheError, match=r"files\.arrow: written in format 1, .* sync into a new directory"):
+                call(cache)
     assert (cache / "current").resolve() == published
 
 

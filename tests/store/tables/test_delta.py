@@ -371,15 +371,8 @@ def test_the_command_line(table: Path, cache: Path, tmp_path: Path) -> None:
     done = run_pqcache("sync", table, cache)
     assert (done.returncode, done.stderr) == (0, "")
     assert "version 2" in done.stdout
-    [summary] = [
-        json.loads(line) for line in run_pqcache("sync", cache, "--version", "1", "--json").stdout.splitlines()
-    ][-1:]
-    assert summary["version"] == "1"
-    assert json.loads(run_pqcache("inspect", cache, "--json").stdout)["version"].startswith("Delta version 1 of 20")
-    assert [json.loads(line)["version"] for line in run_pqcache("log", cache, "--json").stdout.splitlines()] == [
-        "2",
-        "1",
-    ]
+    *_, summary = run_pqcache("sync", cache, "--version", "1", "--json").stdout.splitlines()
+    assert json.loads(summary)["version"] == "1"
     heading, *runs = run_pqcache("log", cache).stdout.splitlines()
     assert heading.split()[-1] == "version"
     assert [run.split()[-1] for run in runs if run.startswith("20")] == ["2", "1"]
