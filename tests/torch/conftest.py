@@ -60,7 +60,7 @@ def ranks() -> Iterator[Ranks]:
 def _no_iterator_is_left() -> Iterator[None]:
     """End those whose workers are still there: where an error holds them, a garbage collection waits 5 s for each."""
     yield
-    if multiprocessing.active_children():
+    if any(not process.name.startswith("rank ") for process in multiprocessing.active_children()):
         for left in gc.get_objects():
             if type(left).__name__.endswith("MultiProcessingDataLoaderIter"):
                 left._shutdown_workers()

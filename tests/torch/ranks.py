@@ -30,9 +30,9 @@ class Ranks:
         context = multiprocessing.get_context("forkserver")
         self._pipes: list[Connection] = []
         self._processes = []
-        for _ in range(most):
+        for number in range(most):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs,))
+            process = context.Process(target=_serve, args=(theirs,), name=f"rank {number}")
             process.start()
             theirs.close()
             self._pipes.append(ours)

@@ -76,7 +76,8 @@ def test_batches_are_those_of_one_process_in_its_order(small_rows: Path, sent: l
 
 def test_a_place_within_a_group_is_exact(small_rows: Path) -> None:
     loader, whole = Loader(dataset(small_rows), num_workers=2), list(dataset(small_rows))
-    for count, batch in enumerate(loader, 1):
+    batches = iter(loader)
+    for count, batch in enumerate(batches, 1):
         assert batch["id"].tolist() == whole[count - 1]["id"].tolist()
         assert batch.rows().rows.tolist() == (batch["id"] % 500).tolist()
         if count == 101:
@@ -84,6 +85,7 @@ def test_a_place_within_a_group_is_exact(small_rows: Path) -> None:
     other = Loader(dataset(small_rows), num_workers=1)
     other.load_state_dict(loader.state_dict())
     assert ids_of(other) == ids_of(whole[count:])
+    batches.close()  # type: ignore[attr-defined]
 
 
 BAD = 2321
