@@ -21,7 +21,6 @@ from pqcache.reader.epoch import read_record_batches
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.options import BatchOptions, RowOptions
 from pqcache.reader.read_plan import make_read_plan
-from pqcache.store.row_group_index import build_index
 from pqcache.system import threads
 from pqcache.system.threads import ForkSafeThreadPool
 from tests.examples import examples
@@ -155,17 +154,8 @@ def test_a_fork_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     assert status_of(child) == 3
 
 
-def indexing(root: Path) -> Callable[[], Any]:
-    return lambda: build_index(root, ["a.parquet"])
-
-
 def reading(root: Path) -> Callable[[], Any]:
     batches = read_record_batches(root, BatchOptions())
-    return lambda: next(batches)
-
-
-def reading_in_order(root: Path) -> Callable[[], Any]:
-    batches = read_record_batches(root, BatchOptions(shuffle=False))
     return lambda: next(batches)
 
 
@@ -174,7 +164,7 @@ def counting(root: Path) -> Callable[[], Any]:
     return lambda: make_read_plan(data, None, RowOptions(filters="id BETWEEN 3 AND 50")).counts
 
 
-@pytest.mark.parametrize("prepare", [indexing, reading, reading_in_order, counting])
+@pytest.mark.parametrize("prepare", [reading, counting])
 def test_all_that_a_loader_does_waits_for_a_fork(tmp_path: Path, prepare: Callable[[Path], Callable[[], Any]]) -> None:
     pq.write_table(pa.table({"id": range(100)}), tmp_path / "a.parquet")
     job, found = prepare(tmp_path), []

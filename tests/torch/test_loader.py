@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset
 
 from pqcache.errors import UsageError
 from pqcache.torch import Batch, Loader, ParquetDataset, foreign_loaders, resumable
@@ -65,37 +65,12 @@ def test_the_epoch_may_be_set_after_iter(table: Path) -> None:
     assert ids_of(batches) == ids_of(plain)
 
 
-class _SlowToBegin(ParquetDataset):
-    """A dataset whose worker 1 begins every epoch late."""
-
-    def __iter__(self) -> Iterator[Any]:
-        info = get_worker_info()
-        if info is not None and info.id == 1:
-            time.sleep(0.5)
-        return super().__iter__()
-
-
-def test_a_plain_loader_reads_one_epoch_where_it_is_set_late(table: Path) -> None:
-    """One worker has begun when the epoch is set, the other has not: both read the same, in each pass."""
-    slow = _SlowToBegin(table, batch_size=32, seed=3)
-    loader = DataLoader(slow, batch_size=None, num_workers=2, multiprocessing_context="fork", persistent_workers=True)
-    for epoch in (1, 2):
-        batches = iter(loader)
-        time.sleep(0.1)
-        slow.set_epoch(epoch)
-        assert sorted(ids_of(batches)) == EVERY_ROW
-
-
-@pytest.mark.parametrize(("context", "persistent"), [("fork", False), ("forkserver", True)])
-def test_workers_with_the_seed_of_others_read_the_epoch_that_is_set(
-    table: Path, persistent: bool, context: str
-) -> None:
+def test_workers_with_the_seed_of_others_read_the_epoch_that_is_set(table: Path) -> None:
     """As where a training seeds torch before each epoch."""
     read, orders = dataset(table), []
-    how: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": context, "persistent_workers": persistent}
     for epoch in range(2):
         torch.manual_seed(0)
-        loader = DataLoader(read, batch_size=None, **how)
+        loader = DataLoader(read, batch_size=None, num_workers=2)
         for more in range(2):
             read.set_epoch(2 * epoch + more)
             orders.append(ids_of(loader))
@@ -212,6 +187,7 @@ def test_batches_of_batches_are_refused(table: Path) -> None:
     assert next(iter(rows))["id"].shape == (8,)
 
 
+@pytest.mark.xdist_group("ranks")  # whose worker has a fork server
 def test_a_dataset_made_before_the_ranks_is_divided_among_them(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Frameworks pickle a dataset to the ranks that they spawn; what it knew of ranks is not true there."""
     pickled = pickle.dumps(dataset(table))
@@ -263,46 +239,6 @@ def test_one_iteration_at_a_time(table: Path) -> None:
     assert sorted(ids_of(loader)) == EVERY_ROW
     with pytest.raises(UsageError, match="another iteration of it has begun"):
         next(first)
-
-
-class _WrappedDataLoader:
-    """As Ray's: its dict is the loader's, and it asks for the next batch before it yields one."""
-
-    def __init__(self, loader: Any) -> None:
-        self.__dict__.update(loader.__dict__)
-        self._dataloader = loader
-
-    def __iter__(self) -> Iterator[Any]:
-        self._batches = iter(self._dataloader)
-        self._next = next(self._batches, None)
-        return self
-
-    def __next__(self) -> Any:
-        batch = self._next
-        if batch is None:
-            raise StopIteration
-        self._next = next(self._batches, None)
-        return batch
-
-
-def test_a_wrapper_may_read_one_batch_ahead(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # such wrappers are known by their modules; tests/frameworks has Ray's own
-    monkeypatch.setattr(foreign_loaders, "_READS_AHEAD", {(__name__, "_WrappedDataLoader")})
-    monkeypatch.setattr(foreign_loaders, "_MODULES", {__name__})
-    loader = Loader(dataset(table), num_workers=2)
-    wrapped: Any = _WrappedDataLoader(loader)
-    wrapped.sampler.set_epoch(3)
-    assert [(state["epoch"], state["batch"]) for _ in wrapped for state in [loader.state_dict()]] == [
-        (3, index + 1) for index in range(16)
-    ]
-    assert [(state["epoch"], state["batch"]) for _ in loader for state in [loader.state_dict()]] == [
-        (4, index + 1) for index in range(16)
-    ]
-    plain = dataset(table)
-    batches = iter(_WrappedDataLoader(DataLoader(plain, batch_size=None, num_workers=2)))
-    next(batches)
-    with pytest.raises(UsageError, match="state_dict"):
-        plain.state_dict()
 
 
 def test_a_loader_may_be_copied_and_pickled(table: Path) -> None:

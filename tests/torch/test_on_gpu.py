@@ -26,6 +26,8 @@ pytestmark = [
     pytest.mark.usefixtures("few_cores_are_fine"),
 ]
 
+READ: dict[str, Any] = {"batch_size": 64, "nulls": "mask", "seed": 1, "lanes": 2}
+
 
 @pytest.fixture(scope="module")
 def columns(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -48,6 +50,12 @@ def columns(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("columns")
     pq.write_table(pa.table(table), root / "a.parquet", row_group_size=250)
     return root
+
+
+@pytest.fixture(scope="module")
+def expected(columns: Path) -> list[Any]:
+    """The batches in host memory, whoever reads them."""
+    return [content(batch) for batch in Loader(ParquetDataset(columns, **READ))]
 
 
 def kept_behind(batches: Any) -> Iterator[Any]:
@@ -75,27 +83,21 @@ def changed(batch: Batch) -> Batch:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("memory", ["1GB", "1MB", "100KB"])
-def test_every_batch_arrives_whole(columns: Path, workers: int, memory: str) -> None:
+def test_every_batch_arrives_whole(columns: Path, expected: list[Any], workers: int, memory: str) -> None:
     """With enough pinned memory, with just enough for most batches, and with too little for any."""
-    read = {"batch_size": 64, "nulls": "mask", "seed": 1}
-    expected = [content(batch) for batch in Loader(ParquetDataset(columns, **read), num_workers=workers)]
-    loader = Prefetch(Loader(ParquetDataset(columns, **read), num_workers=workers), "cuda", memory=memory)
+    loader = Prefetch(Loader(ParquetDataset(columns, **READ), num_workers=workers), "cuda", memory=memory)
     copies = [changed(batch) for batch in kept_behind(loader)]
     assert [content(batch.to("cpu")) for batch in copies] == expected
 
 
-def test_batches_that_are_kept_are_not_written_to(columns: Path) -> None:
-    read = {"batch_size": 64, "nulls": "mask", "seed": 1}
-    expected = [content(batch) for batch in Loader(ParquetDataset(columns, **read))]
-    kept = list(kept_behind(Prefetch(Loader(ParquetDataset(columns, **read)), "cuda")))
+def test_batches_that_are_kept_are_not_written_to(columns: Path, expected: list[Any]) -> None:
+    kept = list(kept_behind(Prefetch(Loader(ParquetDataset(columns, **READ)), "cuda")))
     assert [content(batch.to("cpu")) for batch in kept] == expected
 
 
-def test_a_trainer_on_a_stream_of_its_own(columns: Path) -> None:
-    read = {"batch_size": 64, "nulls": "mask", "seed": 1}
-    expected = [content(batch) for batch in Loader(ParquetDataset(columns, **read))]
+def test_a_trainer_on_a_stream_of_its_own(columns: Path, expected: list[Any]) -> None:
     with torch.cuda.stream(torch.cuda.Stream()):
-        loader = Prefetch(Loader(ParquetDataset(columns, **read)), "cuda", memory="1MB")
+        loader = Prefetch(Loader(ParquetDataset(columns, **READ)), "cuda", memory="1MB")
         copies = [changed(batch) for batch in kept_behind(loader)]
         assert [content(batch.to("cpu")) for batch in copies] == expected
 
@@ -116,10 +118,8 @@ def test_no_more_than_memory_is_pinned(columns: Path, memory: int) -> None:
 
 @pytest.mark.parametrize("pinned", [False, True])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_loader_that_moves_its_batches(columns: Path, workers: int, pinned: bool) -> None:
-    read = {"batch_size": 64, "nulls": "mask", "seed": 1}
-    expected = [content(batch) for batch in Loader(ParquetDataset(columns, **read), num_workers=workers)]
-    loader = Loader(ParquetDataset(columns, **read), num_workers=workers, device="cuda", pin_memory=pinned)
+def test_a_loader_that_moves_its_batches(columns: Path, expected: list[Any], workers: int, pinned: bool) -> None:
+    loader = Loader(ParquetDataset(columns, **READ), num_workers=workers, device="cuda", pin_memory=pinned)
     copies = [changed(batch) for batch in kept_behind(loader)]
     assert [content(batch.to("cpu")) for batch in copies] == expected
 

@@ -360,7 +360,9 @@ def _first_id(batch: Any) -> int:
     return int(batch["id"][0])
 
 
-@pytest.mark.parametrize("how", [{"collate_fn": _first_id}, {"multiprocessing_context": "forkserver"}])
+@pytest.mark.parametrize(
+    "how", [{"collate_fn": _first_id}, {"multiprocessing_context": "forkserver"}], ids=["collate_fn", "forkserver"]
+)
 def test_loaders(cache: Path, how: Options) -> None:
     dataset = ParquetDataset(cache, columns=["id"], batch_size=16, proof=True)
     loader = Loader(dataset, num_workers=1, **how)
@@ -380,24 +382,6 @@ def test_row_groups_in_pieces(tmp_path: Path) -> None:
         ids = ids_of(loader)
         assert (loader.state_dict()["piece"] > 0) == (memory == "4MB")
         check(pqcache.prove(tmp_path, [loader.proof()]), ids, Counter(range(rows)))
-
-
-def test_each_epoch_on_the_newest_snapshot(lake: Path, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    pqcache.sync(lake, cache, where="dt < 3", keep=5)
-    loader = Loader(ParquetDataset(cache, columns=["id"], batch_size=16, proof=True), refresh="epoch")
-    first = _all(loader)
-    pqcache.sync(lake, cache, where="dt < 5")
-    batches = iter(loader)
-    next(batches)
-    state = saved(loader.state_dict())
-    again = Loader(ParquetDataset(cache, columns=["id"], batch_size=16, proof=True))
-    again.load_state_dict(state)
-    assert [pqcache.prove(cache, proofs).rows for proofs in (first, _all(again))] == [300, 500]
-    again.load_state_dict(first[0], snapshot="current")
-    proof = pqcache.prove(cache, _all(again))
-    assert proof.holds
-    assert proof.epoch == 1
 
 
 def test_ranks_of_torch_distributed(lake: Path, cache: Path, tmp_path: Path, run_ranks: RunRanks) -> None:

@@ -84,20 +84,6 @@ def test_storage_that_blocks(
     assert len(warnings()) == 2
 
 
-def test_a_transform_that_hangs(table: Path, watching: threading.Event, warnings: Callable[[], list[str]]) -> None:
-    event = threading.Event()
-
-    def hang(batch: Batch) -> Batch:
-        watching.set()
-        event.wait(60)
-        return batch
-
-    threading.Thread(target=lambda: (wait_for(lambda: bool(warnings())), event.set())).start()
-    assert len(list(dataset(table, transform=hang))) == 10
-    assert f"{__file__}:" in warnings()[0]
-    assert " hang\n" in warnings()[0]
-
-
 def test_a_worker_that_is_stopped(table: Path, watching: threading.Event, warnings: Callable[[], list[str]]) -> None:
     loader = Loader(dataset(table), num_workers=1, prefetch_factor=1)
     before = set(torch.multiprocessing.active_children())  # ranks of other tests
