@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import pqcache
-from pqcache.events import Event, Warned
+from pqcache.events import Event, Fetched, Warned
 from tests.datasets import write_day
 from tests.faults.lakes import lake_of
 
@@ -85,6 +85,23 @@ def test_without_locks_each_run_says_so_once_and_keeps_old_snapshots(no_locks: N
     assert pqcache.gc(cache, keep=1).removed == ()
     assert len(pqcache.gc(cache, keep=1, older_than=0.001).removed) == 4
     assert len(snapshots(cache)) == 1
+
+
+@pytest.mark.parametrize("no_locks", WITHOUT[:1], indirect=True)
+def test_without_locks_a_run_does_not_publish_over_another(no_locks: None, tmp_path: Path) -> None:
+    lake, cache = lake_of(tmp_path, days=1, files=1)
+    nights(lake, cache, 2, lambda _: None)
+    first, second = snapshots(cache)
+
+    def roll_back(event: Event) -> None:
+        if isinstance(event, Fetched):
+            pqcache.rollback(cache, "1")
+
+    write_day(lake, "2026-11-01", files=1, rows=20, first=1000, seed=9)
+    with pytest.raises(pqcache.CacheLocked, match="another run has published meanwhile"):
+        pqcache.sync(cache, on_event=roll_back)
+    assert os.readlink(cache / "current") == f"snapshots/{first}"
+    assert snapshots(cache) == [first, second]
 
 
 def test_a_target_is_written_on_nfs(nfs: None, tmp_path: Path) -> None:

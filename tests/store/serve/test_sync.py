@@ -259,6 +259,10 @@ def test_what_is_no_pqcache_serve(tmp_path: Path) -> None:
         "/newer/current": lambda h: reply(h, b'{"protocol": 2, "snapshot": "x"}'),
         "/moved/current": lambda h: reply(h, status=302, Location="http://127.0.0.1:1/"),
         "/busy/current": lambda h: reply(h, b'{"error": "busy \\u001b[1m"}', status=503),
+        "/gone/current": lambda h: reply(h, b'{"protocol": 1, "snapshot": "x"}'),
+        "/gone/snapshots/x/manifest": lambda h: reply(h, b'{"error": ""}', status=410),
+        "/cut/current": lambda h: reply(h, b'{"protocol": 1, "snapshot": "x"}'),
+        "/cut/snapshots/x/manifest": lambda h: reply(h, b"half of it", ETag='"of all of it"'),
     }
 
     def answer(asked: Asked, handler: object) -> None:
@@ -273,6 +277,8 @@ def test_what_is_no_pqcache_serve(tmp_path: Path) -> None:
             ("newer", "version 2 of the protocol"),
             ("moved", "redirects"),
             ("busy", r"busy %1B\[1m"),
+            ("gone", "snapshot x was current and went before it was read; sync again"),
+            ("cut", "the manifest was damaged on its way, or cut short"),
         ):
             with pytest.raises(SourceError, match=reason):
                 pqcache.sync(f"pqcache+http://127.0.0.1:{server.port}/{name}", tmp_path / "copy", retries=0)
@@ -281,6 +287,14 @@ def test_what_is_no_pqcache_serve(tmp_path: Path) -> None:
         pqcache.sync(f"pqcache+http://127.0.0.1:{server.port}/text", tmp_path / "copy", retries=0)
     with serving(answer) as server, pytest.raises(SourceError, match=r"SSL|ssl|wrong version|record"):
         pqcache.sync(f"pqcache+https://127.0.0.1:{server.port}/text", tmp_path / "copy", retries=0)
+
+
+def test_an_answer_with_another_range_is_not_taken(shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    get = ServedSource._get
+    # as if something on the way dropped the header with the range
+    monkeypatch.setattr(ServedSource, "_get", lambda source, resource, *_: get(source, resource))
+    with served(shop) as server, pytest.raises(SourceUnavailable, match="another range than was asked for"):
+        pqcache.sync(server.urls["shop"], tmp_path / "copy", columns=["id"], retries=0)
 
 
 def test_a_server_that_ends_during_a_sync(shop: Path, tmp_path: Path) -> None:

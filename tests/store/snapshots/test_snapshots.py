@@ -180,6 +180,8 @@ def test_a_snapshot_that_is_damaged_or_gone_is_not_rolled_back_to(cache: Path) -
 def test_a_snapshot_of_the_future_is_collected_or_named(lake: Path, cache: Path) -> None:
     first, second, third = ids(cache)
     age(cache / "snapshots" / first, -86400)
+    age(cache / "snapshots" / second, 1800)
+    assert pqcache.gc(cache, keep=1, older_than="1h").removed == ()
     age(cache / "snapshots" / second, 86400)
     events: list[Event] = []
     report = pqcache.gc(cache, keep=1, older_than="1h", on_event=events.append)

@@ -20,6 +20,7 @@ from tests.datasets import files_of
 from tests.store.sync.fill.filling import Filling, LocalReads, check_same, wait_for
 from tests.store.sync.fill.test_snapshot import write_wide
 
+KILLED = KeyboardInterrupt()
 TAIL = 64 << 10  # bytes that are read of a file's end with its footer
 
 
@@ -120,18 +121,18 @@ def test_a_file_that_comes_later_is_left_to_the_next_run(reads: LocalReads, made
     assert pqcache.sync(tmp_path / "cache").added == 1
 
 
-def leave_one_file(reads: LocalReads, made: Path, cache: Path) -> ArrivingSnapshot:
-    """Run until the first file is complete, and end."""
-    filling = Filling(reads, made, cache, jobs=1)
+def leave_one_file(reads: LocalReads, made: Path, cache: Path, error: BaseException = KILLED) -> ArrivingSnapshot:
+    """Run until the first file is complete, and end by an error."""
+    filling = Filling(reads, made, cache, jobs=1, retries=0)
     snapshot = filling.arriving()
 
     def before(name: str, *_: object) -> None:
         if name != files_of(made)[0]:
             wait_for(lambda: snapshot.arrived(files_of(made)))
-            raise KeyboardInterrupt
+            raise error
 
     reads.before = before
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(type(error)):
         filling.end()
     reads.before = lambda *_: None
     reads.done.clear()
@@ -142,7 +143,8 @@ def leave_one_file(reads: LocalReads, made: Path, cache: Path) -> ArrivingSnapsh
 
 @pytest.mark.parametrize("fill", [True, False], ids=["fill", "plain"])
 def test_the_next_run_goes_on(fill: bool, reads: LocalReads, made: Path, tmp_path: Path) -> None:
-    snapshot = leave_one_file(reads, made, tmp_path / "cache")
+    error = KeyboardInterrupt() if fill else pqcache.SourceUnavailable(str(made), "connection refused")
+    snapshot = leave_one_file(reads, made, tmp_path / "cache", error)
     held = (snapshot.path / files_of(made)[0]).stat().st_size
     assert pqcache.gc(tmp_path / "cache").removed == ()
     report = pqcache.sync(made, tmp_path / "cache", fill=fill)

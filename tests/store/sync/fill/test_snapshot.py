@@ -20,7 +20,7 @@ import pqcache
 from pqcache.events import Awaited, Event, Fetched, Reused, Warned
 from pqcache.store.arriving import Wanted, WantedList, find_arriving
 from pqcache.store.cache_directory import CacheDirectory
-from pqcache.store.sync import fill
+from pqcache.store.sync import fill, safety_checks
 from tests.datasets import files_of, rows_of, write_shop
 from tests.remote import STORES, Remote, make_remote
 from tests.store.sync.fill.filling import Filling, LocalReads, check_same, wait_for
@@ -304,3 +304,24 @@ def test_files_that_are_one_table_only_when_they_are_rewritten(tmp_path: Path) -
 def test_files_that_are_no_table_are_refused(tmp_path: Path) -> None:
     with pytest.raises(pqcache.ParquetError, match="make them alike"):
         pqcache.sync(write_apart(tmp_path / "made"), tmp_path / "cache", fill=True)
+
+
+def test_the_index_is_as_private_as_the_files_from_the_beginning(reads: LocalReads, tmp_path: Path) -> None:
+    made = write_wide(tmp_path / "made")
+    (made / files_of(made)[1]).chmod(0o600)
+    filling = Filling(reads, made, tmp_path / "cache")
+    metadata = filling.at_first_file().path / "_pqcache"
+    assert {(metadata / name).stat().st_mode & 0o777 for name in ("files.arrow", "row_groups.arrow")} == {0o600}
+    assert filling.end().published
+
+
+def test_space_for_rewritten_files_is_asked_for_before_they_are_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, used = write_wide(tmp_path / "made"), shutil.disk_usage
+    free = sum((made / path).stat().st_size for path in files_of(made)) * 3 // 2
+    monkeypatch.setattr(safety_checks, "_SPARE", 0)
+    monkeypatch.setattr(safety_checks.shutil, "disk_usage", lambda path: used(path)._replace(free=free))
+    with pytest.raises(pqcache.PqcacheError, match=r"needs .* of free space"):
+        pqcache.sync(made, tmp_path / "cache", fill=True, row_group_size="256k")
+    assert pqcache.sync(made, tmp_path / "plain", fill=True).published
