@@ -46,12 +46,9 @@ def test_a_row_group_whose_texts_are_long_together(tmp_path: Path) -> None:
         assert (texts.values.reshape(-1, LENGTH)[:, [0, -1]] == (ord("0") + ids % 3)[:, None]).all()
         found += ids.tolist()
     assert sorted(found) == list(range(60_000))
-    rows = 0
-    for batch in Cache(root).batches(batch_size=3_000, memory=MUCH, shuffle=False):
-        assert batch.schema.field("text").type == pa.string()
-        assert [text.as_py()[:1] for text in batch["text"][:9]] == [f"{i.as_py() % 3}" for i in batch["id"][:9]]
-        rows += batch.num_rows
-    assert rows == 60_000
+    batch = next(Cache(root).batches(batch_size=3_000, memory=MUCH))
+    assert batch.schema.field("text").type == pa.string()
+    assert [text.as_py()[:1] for text in batch["text"][:9]] == [f"{i.as_py() % 3}" for i in batch["id"][:9]]
 
 
 @pytest.mark.deep  # of each, 2.4 GB are in memory
@@ -118,6 +115,5 @@ def test_texts_inside_of_structs_that_no_batch_can_have(tmp_path: Path) -> None:
     for number in range(3):
         pq.write_table(rows, tmp_path / f"{number}.parquet")
     how: dict[str, Any] = {"memory": MUCH, "batch_size": 60_000}
-    for batches in (ParquetDataset(tmp_path, **how), Cache(tmp_path).batches(**how)):
-        with pytest.raises(UsageError, match=r"column 'about': .*; choose a smaller batch_size"):
-            next(iter(batches))
+    with pytest.raises(UsageError, match=r"column 'about': .*; choose a smaller batch_size"):
+        next(Cache(tmp_path).batches(**how))

@@ -11,9 +11,9 @@ ROWS = 140_000  # of a row group, in several blocks
 
 def test_each_place_has_its_own() -> None:
     places = [("a\0x", 0), ("a\0x", 1), ("a\0y", 0), ("b\0x", 0), ("a\0x", 10), ("a\0x1", 0)]
-    found = np.concatenate([hashes_of(*place, 0, ROWS) for place in places])
+    found = np.concatenate([hashes_of(*place, 0, 20_000) for place in places])
     assert len(np.unique(found)) == len(found)
-    bits = np.unpackbits(found[::10].copy().view(np.uint8)).reshape(-1, 64).mean(axis=0)
+    bits = np.unpackbits(found.view(np.uint8)).reshape(-1, 64).mean(axis=0)
     assert np.abs(bits - 0.5).max() < 0.01, "all bits are random"
 
 

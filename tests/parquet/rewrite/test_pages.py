@@ -50,18 +50,16 @@ def write(path: Path, tables: list[pa.Table], how: Encodings = ENCODINGS) -> Non
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.string(), pa.large_string()], ids=str)
-@pytest.mark.parametrize("nullable", [True, False])
-def test_every_reader_sees_texts(
-    tmp_path: Path, kind: pa.DataType, nullable: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_reader_sees_texts(tmp_path: Path, kind: pa.DataType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write_pages, "LONG", 0)
     monkeypatch.setattr(write_pages, "_TEXT_PAGE", 40)
     values = st.text(max_size=30) if "string" in str(kind) else st.binary(max_size=30)
-    schema = pa.schema([pa.field("n", pa.int32()), pa.field("v", kind, nullable=nullable)])
+    chunk = st.lists(values, min_size=1, max_size=9)
 
-    @settings(max_examples=examples(25), deadline=None, suppress_health_check=list(HealthCheck))
-    @given(st.lists(st.lists(st.lists(values, min_size=1, max_size=9), min_size=1, max_size=3), min_size=1, max_size=3))
-    def check(slices: list[list[list[bytes]]]) -> None:
+    @settings(max_examples=examples(30), deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.lists(st.lists(chunk, min_size=1, max_size=3), min_size=1, max_size=3), st.booleans())
+    def check(slices: list[list[list[bytes]]], nullable: bool) -> None:
+        schema = pa.schema([pa.field("n", pa.int32()), pa.field("v", kind, nullable=nullable)])
         path = tmp_path / "direct.parquet"
         path.unlink(missing_ok=True)
         tables = []
