@@ -67,6 +67,17 @@ def test_round_trip_is_byte_identical(name: str) -> None:
     assert t.encode(t.decode(data, name)) == data
 
 
+def test_fields_that_pyarrow_does_not_write_survive() -> None:
+    """Such as the bounds of shapes, which are doubles."""
+    fields: t.Struct = {
+        -5: (t.DOUBLE, b"12345678"),
+        1: (t.LIST, t.Items(t.DOUBLE, [bytes(8)] * 20)),
+        3: (t.SET, t.Items(t.BYTE, [0, 255])),
+        200: (t.STRUCT, {2: (t.BOOL, True), 3: (t.I16, -(2**15)), 4: (t.I64, 2**63 - 1)}),
+    }
+    assert t.decode(t.encode(fields), "x") == fields
+
+
 @settings(max_examples=examples(150), deadline=None)
 @given(st.sampled_from(sorted(FILES)), st.data())
 def test_damaged_footers_raise_parquet_error_or_decode(name: str, data: st.DataObject) -> None:

@@ -108,6 +108,10 @@ CONTRADICTIONS = {
     "a negative uncompressed size": (of_numbers("i", uncompressed=-5), "column i has a size"),
     "a negative offset": (of_numbers("l", data=-4), "column l.list.element has a size"),
     "a negative count": (of_numbers("i", values=-50), "column i has a size"),
+    "fewer columns": (
+        edited(written(), lambda fields: fields[4][1].values[0][1][1].values.pop()),
+        "a row group has 8 columns, the schema 9",
+    ),
 }
 
 

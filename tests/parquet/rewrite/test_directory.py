@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from pqcache.parquet import thrift
@@ -81,6 +81,15 @@ COLUMNS = {
     options=st.sampled_from(
         [{}, {"compression": "zstd", "compression_level": 3}, {"compat": True}, {"compression": "keep"}]
     ),
+)
+@example(
+    kinds=["decimal", "long", "list", "deep"],
+    seed=1,
+    rows=2_000,
+    groups_and_files=(99, 2),
+    size=16 * KB,
+    written={"store_decimal_as_integer": True, "use_compliant_nested_type": False},
+    options={},
 )
 def test_what_is_in_comes_out(
     tmp_path_factory: pytest.TempPathFactory,

@@ -14,7 +14,8 @@ import pqcache
 from pqcache.cli import run
 from pqcache.parquet.rewrite.directory import rewrite_directory
 from pqcache.parquet.rewrite.options import RewriteOptions
-from tests.datasets import files_of, rows_of, write_shop
+from pqcache.store.config import read_config
+from tests.datasets import files_of, rows_of, write_day, write_shop
 from tests.store.repartition.test_command import assert_cut_right
 
 KB = 1 << 10
@@ -107,6 +108,22 @@ def test_what_is_as_asked_is_linked_and_the_rest_is_rewritten(tmp_path: Path) ->
     assert not linked("compat", compat=True)
     assert not linked("compat zstd", compat=True, compression="zstd")  # it had DELTA
     assert codecs_of(tmp_path / "lz4") == {"LZ4", "UNCOMPRESSED"}
+
+
+def test_a_cache_remembers_compression_and_compat(tmp_path: Path) -> None:
+    shop, cache = write_shop(tmp_path / "shop", days=1, rows=150), tmp_path / "cache"
+    pqcache.sync(str(shop), cache)
+    pqcache.repartition(cache, row_group_size=LIMIT, compression="zstd:5", compat=True)
+    assert not pqcache.sync(cache).published
+    write_day(shop, "2026-11-09", first=900_000)
+    assert pqcache.sync(cache).rewritten == 1
+    assert codecs_of(cache / "current") == {"ZSTD", "UNCOMPRESSED"}
+    assert not encodings_of(cache / "current") & {"DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT"}
+    assert pqcache.repartition(cache, compression="zstd:5").rewritten == 0
+    assert pqcache.repartition(cache, compat=False).rewritten == 2
+    assert read_config(cache).compression == "zstd:5"
+    assert "DELTA_BINARY_PACKED" in encodings_of(cache / "current")
+    assert rows_of(cache / "current") == rows_of(shop)
 
 
 def test_files_made_alike_are_linked_where_only_a_later_one_changes(tmp_path: Path) -> None:

@@ -273,3 +273,19 @@ def test_a_large_row_alone_has_statistics(tmp_path: Path) -> None:
     with pq.ParquetFile(output.path) as file:
         statistics = file.metadata.row_group(0).column(0).statistics
     assert (statistics.min, statistics.max) == (7, 7)
+
+
+def test_prefetch_runs_ahead_by_no_more_than_its_limit_and_stops() -> None:
+    table = pa.table({"x": np.zeros(1000)})
+    made = 0
+
+    def counted() -> Iterator[RowBatch]:
+        nonlocal made
+        for batch in batches_of(pa.concat_tables([table] * 100), 1000):
+            made += 1
+            yield batch
+
+    stream = prefetch([counted], 5 * table.nbytes)
+    assert [next(stream).done for _ in range(2)] == [1000, 2000]
+    stream.close()  # joins the thread
+    assert made <= 10
