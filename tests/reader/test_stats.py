@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from pqcache.reader.stats import BATCHES, NAMES, SHAPE, Meter, reading_stats
+from tests.forked_commands import true_in_child
 
 
 @pytest.fixture
@@ -20,20 +20,16 @@ def meter() -> Meter:
     return Meter(SimpleNamespace(numbers=np.frombuffer(mmap.mmap(-1, size), np.int64).reshape(SHAPE)))
 
 
-def in_child(work: Callable[[], object]) -> None:
-    child = os.fork()
-    if child == 0:
-        work()
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-
-
 def test_more_children_than_there_are_rows(meter: Meter) -> None:
     """The rows of those that have ended are used again, and keep what they counted."""
     meter.add(BATCHES, 1)
     meter._memory.numbers[5:, 0] = os.getppid()
-    for _ in range(8):
-        in_child(lambda: meter.add(BATCHES, 1))
+
+    def count() -> bool:
+        meter.add(BATCHES, 1)
+        return True
+
+    assert all(true_in_child(count) for _ in range(8))
     assert meter.counts().total["batches"] == 9
 
 
