@@ -218,6 +218,13 @@ def test_a_snapshot_that_is_read_and_cannot_be_completed(
     assert published_files(tmp_path / "cache") == published_files(tmp_path / "plain")
 
 
+def test_another_request_begins_anew(reads: LocalReads, made: Path, tmp_path: Path) -> None:
+    snapshot = leave_one_file(reads, made, tmp_path / "cache")
+    report = pqcache.sync(made, tmp_path / "cache", where="dt < '2026-11-02'")
+    assert (report.snapshot != snapshot.id, report.files) == (True, 1)
+    assert fetched(reads, files_of(made)[0]) == TAIL
+
+
 @pytest.mark.parametrize("damaged", [False, True], ids=["intact", "damaged"])
 def test_after_a_restart_of_the_machine_files_are_read_again(
     damaged: bool, reads: LocalReads, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
