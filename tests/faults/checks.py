@@ -17,6 +17,7 @@ from pqcache.store.key_lookup import check_key_index, columns_indexed, directory
 from pqcache.store.manifest import summarize
 from pqcache.store.row_group_index import build_index
 from pqcache.store.snapshot import read_summary
+from tests.faults.runner import RunResult
 
 Rows = Mapping[str, pa.Table]  # by partition directory, in path order
 
@@ -88,6 +89,15 @@ def check_snapshot(cache: Path, versions: Sequence[Rows | None]) -> int:
         if version is not None and same_rows(rows, version):
             return number
     raise AssertionError(f"{target} holds neither the old rows nor the new ones")
+
+
+def check_error(ran: RunResult) -> None:
+    """Assert that a run ended well, or with one line that says what is wrong."""
+    if ran.code:
+        assert ran.code == 1, ran.stderr
+        (line,) = ran.stderr.splitlines()
+        assert "a bug?" not in line, line
+        assert "None" not in line, line
 
 
 def check_clean(cache: Path) -> None:

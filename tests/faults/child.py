@@ -230,39 +230,6 @@ def _path_of(descriptor: int) -> str:
         return ""
 
 
-# Deliberate bugs, to show that the checks see them.
-
-
-def _no_fsync() -> None:
-    os.fsync = lambda descriptor: None
-
-
-def _current_before_the_files() -> None:
-    import pqcache.store.publish as module
-    import pqcache.store.sync.build_snapshot
-    from pqcache.store.layout import FILES, LEASE, ROW_GROUPS
-
-    def publish(cache: Any, built: Path, *_: object) -> Any:
-        final = cache.snapshots_dir / module.new_snapshot_id(cache)
-        (final / "_pqcache").mkdir(parents=True)
-        for name in (FILES, ROW_GROUPS):
-            (built / name).rename(final / name)
-        (final / LEASE).touch()
-        module.replace_symlink(cache.path / "current", f"snapshots/{final.name}", cache.tmp_dir)
-        for path in sorted(p for p in built.rglob("*.parquet")):
-            (final / path.relative_to(built)).parent.mkdir(parents=True, exist_ok=True)
-            path.rename(final / path.relative_to(built))
-        return module.Snapshot(final)
-
-    pqcache.store.sync.build_snapshot.publish = publish
-
-
-BREAKS: Mapping[str, Callable[[], None]] = {
-    "no fsync": _no_fsync,
-    "current before the files": _current_before_the_files,
-}
-
-
 def _child(job: Mapping[str, Any]) -> NoReturn:
     out = job["out"]
     for number, name in ((1, "stdout"), (2, "stderr")):
@@ -301,8 +268,6 @@ def _child(job: Mapping[str, Any]) -> NoReturn:
         order.install(points)
     elif kind != "none":
         points.install()
-    if job.get("break"):
-        BREAKS[job["break"]]()
     if job.get("uid"):
         os.setgroups([])
         os.setgid(job["uid"])

@@ -19,7 +19,10 @@ import time
 import urllib.parse
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import unquote, urlsplit
+
+from tests.store.drivers.web_server import Asked, serving
 
 _TO = "/_to/"  # /_to/PORT/... goes to that port of 127.0.0.1
 
@@ -103,37 +106,22 @@ class Proxy:
 
     upstream: str  # http://127.0.0.1:P
     requests: list[Request] = field(default_factory=list)
-    sent: dict[str, int] = field(default_factory=dict)  # bytes of bodies by the last part of the path
 
     def __post_init__(self) -> None:
         self._rules: list[_Rule] = []
         self._lock = threading.Lock()
         self._stopping = threading.Event()
-        self._open: set[socket.socket] = set()
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self._serving = serving(self._exchange)
         self._port = urlsplit(self.upstream).port or 80
 
-    @property
-    def port(self) -> int:
-        return int(self._listener.getsockname()[1])
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
     def __enter__(self) -> Proxy:
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._server = self._serving.__enter__()
+        self.port, self.url = self._server.port, self._server.url
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stopping.set()
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        with self._lock:
-            for sock in self._open:
-                with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
+        self._serving.__exit__(None, None, None)
 
     def rule(
         self, fault: Fault, *, method: str = "", path: str = "", first: int = 0, count: int | None = None
@@ -149,7 +137,6 @@ class Proxy:
         with self._lock:
             self._rules.clear()
             self.requests.clear()
-            self.sent.clear()
 
     def _fault(self, request: Request) -> Fault | None:
         with self._lock:
@@ -162,48 +149,14 @@ class Proxy:
                         return rule.fault
         return None
 
-    def _accept(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                return
-            with self._lock:
-                self._open.add(sock)
-            threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
-
-    def _serve(self, sock: socket.socket) -> None:
-        try:
-            with sock, sock.makefile("rb") as stream:
-                while self._exchange(sock, stream):
-                    pass
-        except (OSError, ValueError, http.client.HTTPException):
-            pass
-        finally:
-            with self._lock:
-                self._open.discard(sock)
-
-    def _exchange(self, sock: socket.socket, stream: object) -> bool:
-        line = stream.readline()  # type: ignore[attr-defined]
-        if not line:
-            return False
-        method, raw, _ = line.decode("latin-1").split()
-        headers: list[tuple[str, str]] = []
-        while (header := stream.readline()) not in (b"\r\n", b""):  # type: ignore[attr-defined]
-            name, _, value = header.decode("latin-1").partition(":")
-            headers.append((name, value.strip()))
-        known = {name.lower(): value for name, value in headers}
-        body = stream.read(int(known.get("content-length", 0)))  # type: ignore[attr-defined]
-        request = Request(method, unquote(raw), known)
-        fault = self._fault(request)
-        answer = self._ask(method, raw, headers, body)
-        connection = Connection(sock, self._stopping)
-        if fault is None:
-            fault = unchanged
-        with self._lock:
-            name = unquote(urlsplit(raw).path).rpartition("/")[2]
-            self.sent[name] = self.sent.get(name, 0) + len(answer.body)
-        return fault(request, answer, connection) and known.get("connection", "").lower() != "close"
+    def _exchange(self, asked: Asked, handler: BaseHTTPRequestHandler) -> None:
+        headers = asked.headers.items()
+        body = handler.rfile.read(int(asked.headers.get("Content-Length", 0)))
+        request = Request(handler.command, unquote(asked.path), {name.lower(): value for name, value in headers})
+        fault = self._fault(request) or unchanged
+        answer = self._ask(handler.command, asked.path, headers, body)
+        if not fault(request, answer, Connection(handler.connection, self._stopping)):
+            handler.close_connection = True
 
     def _ask(self, method: str, target: str, headers: list[tuple[str, str]], body: bytes) -> Answer:
         port = self._port

@@ -18,7 +18,7 @@ from pqcache.torch import ParquetDataset
 
 @pytest.fixture
 def many(tmp_path: Path) -> Path:
-    for number in range(300):
+    for number in range(100):
         (tmp_path / "many" / f"n={number % 3}").mkdir(parents=True, exist_ok=True)
         pq.write_table(pa.table({"id": [number]}), tmp_path / "many" / f"n={number % 3}" / f"{number}.parquet")
     return tmp_path / "many"
@@ -34,18 +34,13 @@ def limited_to(descriptors: int, *arguments: object) -> subprocess.CompletedProc
     )
 
 
-def test_256_are_enough_for_many_jobs(many: Path, tmp_path: Path) -> None:
-    for arguments in (["sync", many, tmp_path / "cache"], ["repartition", many, tmp_path / "out"]):
-        done = limited_to(256, *arguments, "--jobs", 64)
-        assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("jobs", [1, 32])
-def test_too_few_are_named(jobs: int, many: Path, tmp_path: Path) -> None:
-    done = limited_to(5, "sync", many, tmp_path / "cache", "--jobs", jobs)  # too few to list directories
+def test_256_are_enough_for_many_jobs_and_too_few_are_named(many: Path, tmp_path: Path) -> None:
+    done = limited_to(256, "sync", many, tmp_path / "cache", "--jobs", 64, "--row-group-size", "1MB")
+    assert done.returncode == 0, done.stderr
+    done = limited_to(5, "sync", many, tmp_path / "other", "--jobs", 32)  # too few to list directories
     assert done.returncode == 1
     assert "too many open files; raise the limit with 'ulimit -n 4096', or use fewer jobs or workers" in done.stderr
-    assert not (tmp_path / "cache" / "current").exists()
+    assert not (tmp_path / "other" / "current").exists()
 
 
 def test_the_loader_does_not_call_a_file_damaged(many: Path) -> None:

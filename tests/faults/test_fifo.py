@@ -39,7 +39,7 @@ def make_fifo(path: Path) -> None:
 
 
 def test_a_source(tmp_path: Path) -> None:
-    shop = write_shop(tmp_path / "shop")
+    shop = write_shop(tmp_path / "shop", days=1, rows=20)
     source = LocalSource(str(shop), {})
     file = next(file for file in source.list() if file.path.endswith("part-00000.parquet"))
     make_fifo(shop / file.path)
@@ -56,18 +56,20 @@ def test_a_source(tmp_path: Path) -> None:
     assert not (tmp_path / "cache").exists()
 
 
-@pytest.mark.parametrize("name", ["lock", "history.jsonl.zst"])
-def test_a_file_of_the_cache(name: str, tmp_path: Path) -> None:
-    shop, cache = write_shop(tmp_path / "shop"), tmp_path / "cache"
+def test_a_file_of_the_cache(tmp_path: Path) -> None:
+    shop, cache = write_shop(tmp_path / "shop", days=1, rows=20), tmp_path / "cache"
     pqcache.sync(shop, cache)
-    make_fifo(cache / name)
-    with pytest.raises((PqcacheError, OSError), match=name):
-        pqcache.sync(cache)
+    for name in ("lock", "history.jsonl.zst"):
+        (cache / name).rename(tmp_path / name)
+        make_fifo(cache / name)
+        with pytest.raises((PqcacheError, OSError), match=name):
+            pqcache.sync(cache)
+        (tmp_path / name).rename(cache / name)
 
 
 @pytest.mark.parametrize("name", ["checksums.json", "files.arrow", "lease", "row_groups.arrow", "summary.json"])
 def test_a_file_of_the_snapshot(name: str, tmp_path: Path) -> None:
-    shop, cache = write_shop(tmp_path / "shop"), tmp_path / "cache"
+    shop, cache = write_shop(tmp_path / "shop", days=1, rows=20), tmp_path / "cache"
     pqcache.sync(shop, cache)
     make_fifo(cache / "current" / "_pqcache" / name)
     calls: list[Callable[[], object]] = [
@@ -82,7 +84,7 @@ def test_a_file_of_the_snapshot(name: str, tmp_path: Path) -> None:
 
 
 def test_a_data_file_of_the_snapshot(tmp_path: Path) -> None:
-    shop, cache = write_shop(tmp_path / "shop"), tmp_path / "cache"
+    shop, cache = write_shop(tmp_path / "shop", days=1, rows=20), tmp_path / "cache"
     pqcache.sync(shop, cache)
     path = next((cache / "current").resolve().rglob("*.parquet"))
     make_fifo(path)

@@ -13,7 +13,6 @@ from pqcache.store.sync import safety_checks
 from tests.examples import PROFILE
 from tests.faults.checks import check_snapshot, rows_at
 from tests.faults.lakes import big, lake_of, state_of
-from tests.remote import make_remote
 
 if TYPE_CHECKING:
     from tests.conftest import Bucket
@@ -65,23 +64,6 @@ def test_hostile_keys_in_a_real_bucket(s3_bucket: Bucket, tmp_path: Path) -> Non
     assert report.files == 3
     assert (cache / "current" / "dt=2026%2F11" / "a b.parquet").read_bytes() == content
     assert not pqcache.sync(cache).published
-
-
-@pytest.mark.hdfs
-def test_hostile_names_on_hdfs(request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    for remote in make_remote("webhdfs", request, tmp_path):
-        remote.put("dt=1/ok.parquet", big(1, 10))
-        cache = tmp_path / "cache"
-        pqcache.sync(remote.url, cache, partition_types={"dt": "text"})
-        for name in ("dt=1/ev\nil.parquet", "dt=1/ev\x1bil.parquet"):
-            remote.put(name, big(1, 10))
-            with pytest.raises(pqcache.SourceError, match="control character") as error:
-                pqcache.sync(cache)
-            assert str(error.value).isprintable()
-            remote.delete(name)
-        remote.put("dt=2026%2F11/a b.parquet", big(2, 10))
-        assert pqcache.sync(cache).files == 2
-        assert (cache / "current" / "dt=2026%2F11" / "a b.parquet").exists()
 
 
 def test_a_local_name_that_is_no_text(tmp_path: Path) -> None:

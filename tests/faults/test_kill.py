@@ -8,12 +8,7 @@ killed after random delays as well, from each kind of store.
 from __future__ import annotations
 
 import random
-import re
 import shutil
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,8 +24,6 @@ from tests.datasets import shop_table, write_day
 from tests.faults.checks import Rows, check_clean, check_snapshot, rows_at
 from tests.faults.runner import Runner, RunResult
 from tests.faults.sweep import DEPTHS, points_to_try
-from tests.forked_commands import run_pqcache
-from tests.remote import STORES, Remote, make_remote
 
 SIZE = ["--row-group-size", "32k"]
 PART = ["--columns", "id,title,price", "--where", "price < 0.7"]
@@ -200,66 +193,3 @@ def test_killed_again_and_again(deep: bool, runner: Runner, tmp_path: Path) -> N
                 seen.add((path.stat().st_ino, path.stat().st_size))
             assert sum(bytes_ for _, bytes_ in seen) < 4 * size + (1 << 20), "tmp/ grows from run to run"
         finished(runner, scenario)
-
-
-def test_the_sweep_sees_a_broken_publish(runner: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scenario = make_scenario(runner, tmp_path, "plain")
-    real = runner.run
-    monkeypatch.setattr(runner, "run", lambda *a, **k: real(*a, **{"break": "current before the files", **k}))
-    scenario.restart()
-    ran = runner.run(scenario.cache, *scenario.command, instrument={"kind": "count"})
-    assert ran.code == 0, ran.stderr
-    after = next(at for at, point in enumerate(ran.points) if re.match(r"os\.(rename|symlink) .*/current", point))
-    complaints = []
-    for at in range(after, after + 8):
-        scenario.restart()
-        try:
-            killed(runner, scenario, at)
-        except (AssertionError, OSError) as error:
-            complaints.append(str(error))
-    assert any(re.search("No such file|manifest|is not a snapshot", text) for text in complaints), complaints
-
-
-@pytest.fixture(params=["path", STORES[1], STORES[3]])
-def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Remote]:
-    yield from make_remote(request.param, request, tmp_path)
-
-
-@pytest.mark.deep
-def test_the_command_killed_after_a_random_delay(remote: Remote, tmp_path: Path) -> None:
-    """The real thing: another process, killed from outside at a moment of its run."""
-    made, cache, start = tmp_path / "made", tmp_path / "cache", tmp_path / "start"
-    words = ["sync", remote.url, str(cache), "--keep", "1", "-q", *SIZE]
-    command = [sys.executable, "-m", "pqcache", *words]
-    yesterday(made)
-    remote.upload(made)
-    assert run_pqcache(*words).returncode == 0
-    shutil.copytree(cache, start, symlinks=True)
-    old = rows_at(made)
-    for gone in ("dt=2026-11-01/part-00001.parquet", "dt=2026-11-03/part-00000.parquet", "dt=2026-11-03/_SUCCESS"):
-        remote.delete(gone)
-    today(made)
-    write_day(made, "2026-11-05", files=4, rows=1500, first=400_000)
-    remote.upload(made)
-    new = rows_at(made)
-    rng = random.Random(11)
-    longest = shortest = 0.0
-    for number in range(5):
-        shutil.rmtree(cache)
-        shutil.copytree(start, cache, symlinks=True)
-        began = time.monotonic()
-        process = subprocess.Popen(command)
-        if number == 0:  # how long it takes, and how long until it touches the cache at all
-            while not any((cache / "tmp").iterdir()) and process.poll() is None:
-                time.sleep(0.002)
-            shortest = time.monotonic() - began
-            assert process.wait(60) == 0
-            longest = time.monotonic() - began
-        else:
-            time.sleep(rng.uniform(shortest * 0.9, longest))
-            process.kill()
-            process.wait(60)
-        check_snapshot(cache, [old, new])
-        assert run_pqcache(*words).returncode == 0
-        assert check_snapshot(cache, [new]) == 0
-        check_clean(cache)

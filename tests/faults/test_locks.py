@@ -67,6 +67,7 @@ def test_old_snapshots_are_removed_on_nfs(nfs: None, tmp_path: Path) -> None:
         assert held.path.exists()
     nights(lake, cache, 1, events.append)
     assert not held.path.exists()
+    assert pqcache.repartition(lake, tmp_path / "target", row_group_size=4096).rows == 20
 
 
 def test_without_locks_each_run_says_so_once_and_keeps_old_snapshots(no_locks: None, tmp_path: Path) -> None:
@@ -85,6 +86,7 @@ def test_without_locks_each_run_says_so_once_and_keeps_old_snapshots(no_locks: N
     assert pqcache.gc(cache, keep=1).removed == ()
     assert len(pqcache.gc(cache, keep=1, older_than=0.001).removed) == 4
     assert len(snapshots(cache)) == 1
+    assert pqcache.repartition(lake, tmp_path / "target", row_group_size=4096).rows == 20
 
 
 @pytest.mark.parametrize("no_locks", WITHOUT[:1], indirect=True)
@@ -102,13 +104,3 @@ def test_without_locks_a_run_does_not_publish_over_another(no_locks: None, tmp_p
         pqcache.sync(cache, on_event=roll_back)
     assert os.readlink(cache / "current") == f"snapshots/{first}"
     assert snapshots(cache) == [first, second]
-
-
-def test_a_target_is_written_on_nfs(nfs: None, tmp_path: Path) -> None:
-    lake, _ = lake_of(tmp_path, days=1, files=1)
-    assert pqcache.repartition(str(lake), tmp_path / "target", row_group_size=4096).rows == 20
-
-
-def test_a_target_is_written_without_locks(no_locks: None, tmp_path: Path) -> None:
-    lake, _ = lake_of(tmp_path, days=1, files=1)
-    assert pqcache.repartition(str(lake), tmp_path / "target", row_group_size=4096).rows == 20

@@ -10,7 +10,10 @@ import hashlib
 import os
 import re
 import shutil
+import threading
+import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +25,8 @@ import pytest
 
 import pqcache
 from pqcache.events import Event, Retried
+from pqcache.store.arriving import find_arriving
+from pqcache.store.cache_directory import CacheDirectory
 from tests.datasets import shop_table, write_day
 from tests.faults import proxy as faults
 from tests.faults.checks import Rows, check_clean, check_snapshot, rows_at, same_rows
@@ -230,6 +235,38 @@ def test_a_connection_that_breaks_often_but_gets_on_is_good_enough(store: Store)
     assert len([request for request in store.proxy.requests if store.is_reading(BIG, request)]) >= 3
 
 
+def test_a_first_copy_that_arrives_meets_the_same_network(store: Store, tmp_path: Path) -> None:
+    """While it arrives connections break, the server is away until the run has said so, and a file is replaced."""
+    cache, hit = CacheDirectory(tmp_path / "cache"), Counter[str]()
+    (store.made / BIG).write_bytes(other := store.another_version())
+    away = threading.Event()
+
+    def fault(request: faults.Request, answer: faults.Answer, client: faults.Connection) -> bool:
+        if find_arriving(cache) is None:
+            return faults.unchanged(request, answer, client)
+        if not away.is_set():
+            return faults.reset(-1)(request, answer, client)
+        if store.is_reading(BIG, request) and (number := hit[BIG]) < 3:
+            hit[BIG] += 1
+            if number == 1:
+                time.sleep(0.002)  # HDFS knows a version by the millisecond
+                store.put(BIG)
+            return (faults.reset(PIECE), faults.truncate(PIECE), faults.unchanged)[number](request, answer, client)
+        return faults.unchanged(request, answer, client)
+
+    def on_event(event: Event) -> None:
+        if isinstance(event, Retried):
+            away.set()
+
+    store.proxy.rule(fault)
+    report = pqcache.sync(store.url, tmp_path / "cache", fill=True, jobs=1, on_event=on_event)
+    assert report.published
+    assert hit[BIG] == 3
+    assert (tmp_path / "cache" / "current" / BIG).read_bytes() == other
+    assert check_snapshot(tmp_path / "cache", [store.new]) == 0
+    check_clean(tmp_path / "cache")
+
+
 def test_a_slow_drip_is_not_a_stall(store: Store) -> None:
     store.proxy.rule(faults.drip(700_000, 0.2), **store.reading(BIG))
     events = store.sync(retries=0, timeout=0.6)
@@ -336,7 +373,7 @@ def test_a_lie_in_the_footer_is_seen(store: Store) -> None:
 @pytest.mark.parametrize(
     "shared", [S3], indirect=True
 )  # HDFS's checksum is one of CRCs, which only its clients compute
-def test_a_lie_in_the_rows_is_seen_by_version_or_checksum(store: Store) -> None:
+def test_a_lie_in_the_rows_is_seen_by_version_or_checksum(store: Store, tmp_path: Path) -> None:
     """An S3 object that was put in one piece has its MD5 as ETag: with --checksum every wrong byte is seen."""
     other = store.another_version()
 
@@ -344,10 +381,16 @@ def test_a_lie_in_the_rows_is_seen_by_version_or_checksum(store: Store) -> None:
         answer.set("ETag", f'"{hashlib.md5(other).hexdigest()}"')
         return faults.other_version(other)(request, answer, client)
 
-    for lie, checksum in ((stale, False), (faults.flip(MIDDLE), True), (faults.other_version(other), True)):
+    def flipped(request: faults.Request, answer: faults.Answer, client: faults.Connection) -> bool:
+        return (faults.flip(MIDDLE) if len(answer.body) > MIDDLE else faults.unchanged)(request, answer, client)
+
+    for lie, checksum in ((stale, False), (flipped, True), (faults.other_version(other), True)):
         store.proxy.rule(lie, **store.reading(BIG))
         with pytest.raises(pqcache.PqcacheError, match=re.escape(BIG)):
             store.sync(retries=1, checksum=checksum)
+        with pytest.raises(pqcache.PqcacheError, match=re.escape(BIG)):
+            pqcache.sync(store.url, tmp_path / "first", fill=True, retries=1, checksum=checksum)
+        assert not (tmp_path / "first" / "current").exists()
         store.check_old()
         store.proxy.clear()
     store.sync()

@@ -12,22 +12,17 @@ from pathlib import Path
 import pytest
 
 from tests.faults.checks import rows_at
-from tests.faults.runner import Runner, RunResult
+from tests.faults.runner import Runner
 from tests.faults.test_kill import make_scenario
-
-
-def watched(runner: Runner, tmp_path: Path, kind: str, **more: object) -> RunResult:
-    scenario = make_scenario(runner, tmp_path, kind)
-    scenario.restart()
-    ran = runner.run(scenario.cache, *scenario.command, instrument={"kind": "order"}, **more)
-    assert ran.code == 0, ran.stderr
-    assert rows_at(scenario.cache / "current") == scenario.new
-    return ran
 
 
 @pytest.mark.parametrize("kind", ["rewritten", "columns", "first", "cut", "keys"])
 def test_what_becomes_visible_is_on_disk(kind: str, runner: Runner, tmp_path: Path) -> None:
-    ran = watched(runner, tmp_path, kind)
+    scenario = make_scenario(runner, tmp_path, kind)
+    scenario.restart()
+    ran = runner.run(scenario.cache, *scenario.command, instrument={"kind": "order"})
+    assert ran.code == 0, ran.stderr
+    assert rows_at(scenario.cache / "current") == scenario.new
     seen = "\n".join(ran.order["seen"])
     assert "-> snapshots/" in seen
     assert "-> current" in seen
@@ -45,8 +40,3 @@ def test_the_way_to_a_new_cache_is_on_disk(runner: Runner, tmp_path: Path) -> No
     ran = runner.run(cache, *command, instrument={"kind": "order"}, parents=str(tmp_path))
     assert ran.code == 0, ran.stderr
     assert ran.order["found"] == []
-
-
-def test_a_missing_fsync_is_seen(runner: Runner, tmp_path: Path) -> None:
-    ran = watched(runner, tmp_path, "rewritten", **{"break": "no fsync"})
-    assert any("part-00000.parquet" in line for line in ran.order["found"]), ran.order["found"]

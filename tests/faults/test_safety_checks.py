@@ -164,16 +164,6 @@ def test_a_nightly_overwrite_under_new_names_is_no_loss(tmp_path: Path) -> None:
         pqcache.sync(cache)
 
 
-def test_another_source_by_mistake_is_refused_and_forgotten(tmp_path: Path) -> None:
-    lake, cache = lake_of(tmp_path)
-    pqcache.sync(str(lake), cache)
-    write_day(tmp_path / "wrong", "2031-01-01", files=1, rows=3)
-    with pytest.raises(pqcache.SourceIncomplete):
-        pqcache.sync(str(tmp_path / "wrong"), cache, new_source=True)
-    assert read_config(cache).source == str(lake)
-    assert not pqcache.sync(cache).published
-
-
 def test_a_local_listing_survives_what_it_does_not_need(tmp_path: Path) -> None:
     """Locks that editors leave (dangling links), pipes and sockets beside the data are no reason to stop."""
     lake, cache = lake_of(tmp_path)

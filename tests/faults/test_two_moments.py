@@ -204,7 +204,7 @@ def test_a_file_damaged_by_its_change_is_no_error(tmp_path: Path) -> None:
     assert check_snapshot(cache, [rows_at(lake)]) == 0
 
 
-@pytest.mark.parametrize("remote", [STORES[2]], indirect=True)
+@pytest.mark.parametrize("remote", [STORES[1]], indirect=True)
 def test_a_snapshot_of_hdfs_is_one_moment(remote: Remote, hdfs: Hdfs, tmp_path: Path) -> None:
     made, cache = made_lake(tmp_path / "made"), tmp_path / "cache"
     remote.upload(made)

@@ -74,21 +74,6 @@ def test_listings_and_ranges_are_the_bytes_that_are_there(files: dict[str, bytes
     source.close()
 
 
-def test_a_second_night_from_memory(memory: MemoryFileSystem, tmp_path: Path) -> None:
-    here = write_shop(tmp_path / "shop", rows=30)
-    copy_to_memory(here, memory)
-    assert pqcache.sync("memory://lake", tmp_path / "cache").added == 9
-    assert rows_of(tmp_path / "cache/current") == rows_of(here)
-    assert not pqcache.sync(tmp_path / "cache").published
-    write_day(here, "2026-11-01", files=1, rows=31, first=700_000)
-    memory.pipe_file(f"/lake/{PART}", (here / PART).read_bytes())
-    memory.rm("/lake/dt=2026-11-02/part-00002.parquet")
-    (here / "dt=2026-11-02/part-00002.parquet").unlink()
-    report = pqcache.sync(tmp_path / "cache")
-    assert (report.changed, report.removed, report.added) == (1, 1, 0)
-    assert rows_of(tmp_path / "cache/current") == rows_of(here)
-
-
 def test_a_large_file_comes_in_bounded_chunks(memory: MemoryFileSystem) -> None:
     body = os.urandom(9 << 20)
     memory.pipe_file("/lake/x", body)

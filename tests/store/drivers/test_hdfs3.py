@@ -1,7 +1,7 @@
 """The hdfs3 driver: no error is lost, and no value that libhdfs3 cannot parse reaches it.
 
-No package registry ships libhdfs3.so, so most tests run on a stand-in for the few functions that the driver calls, with
-the answers and error texts of libhdfs3 and Hadoop 3.3.6. One uses the real library where it can be loaded.
+No package registry ships libhdfs3.so, so these tests run on a stand-in for the few functions that the driver calls,
+with the answers and error texts of libhdfs3 and Hadoop 3.3.6.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ from __future__ import annotations
 import collections
 import ctypes
 import os
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -23,9 +22,6 @@ from pqcache.errors import SourceDenied, SourceError, SourceNotFound, SourceUnav
 from pqcache.store.drivers import hdfs3
 from pqcache.store.drivers.hdfs3 import Hdfs3Source
 from tests.datasets import rows_of, write_shop
-
-if TYPE_CHECKING:
-    from tests.servers.hdfs import Hdfs
 
 URL = "hdfs://127.0.0.1:8020"
 DENIED = 'Permission denied: user=me, access=READ_EXECUTE, inode="{}":root:supergroup:drwx------\n\tat org.apache'
@@ -45,7 +41,7 @@ class Library:
         self.readers: dict[int, tuple[str, list[int]]] = {}  # path and position of open files
         self.opened = 0
         self._handle: int | None = None
-        self._why = b""
+        self._why = ""
 
     def put(self, path: str, data: bytes) -> None:
         self.tree[path] = data
@@ -66,11 +62,11 @@ class Library:
 
     def _refused(self, name: str) -> bool:
         if self.dead:
-            self._why = DEAD.encode()
+            self._why = DEAD
         elif self.denied and f"{name}/".startswith(f"{self.denied}/"):
-            self._why = DENIED.format(name).encode()
+            self._why = DENIED.format(name)
         elif name not in self.tree:
-            self._why = f"FileNotFoundException: Path {name} does not exist.".encode()
+            self._why = f"FileNotFoundException: Path {name} does not exist."
         else:
             return False
         return True
@@ -80,7 +76,7 @@ class Library:
         return SimpleNamespace(name=name.encode(), kind=ord(kind), size=len(data or b""), last_mod=7, block_size=1)
 
     def hdfsGetLastError(self) -> bytes:
-        return self._why
+        return self._why.encode()
 
     def hdfsGetPathInfo(self, handle: int, path: bytes) -> list[Any] | None:
         name = path.decode()
@@ -106,14 +102,14 @@ class Library:
 
     def hdfsSeek(self, handle: int, file: int, offset: int) -> int:
         name, position = self.readers[file]
-        self._why = b"HdfsEndOfStream: InputStreamImpl: seek over EOF"
+        self._why = "HdfsEndOfStream: InputStreamImpl: seek over EOF"
         position[0] = offset
         return -1 if offset > len(self.tree[name] or b"") else 0
 
     def hdfsRead(self, handle: int, file: int, buffer: Any, size: int) -> int:
         name, position = self.readers[file]
         if name == self.unreadable:
-            self._why = DATANODE.format(name).encode()
+            self._why = DATANODE.format(name)
             return -1
         piece = (self.tree[name] or b"")[position[0] :][: min(size, 1 << 16)]
         ctypes.memmove(buffer, piece, len(piece))
@@ -162,20 +158,13 @@ def test_a_sync_and_errors_that_hdfs3_takes_for_an_empty_directory(library: Libr
     library.dead = False
     with pytest.raises(SourceNotFound, match="wh/nothing: no such file"):
         pqcache.sync(f"{URL}/wh/nothing", tmp_path / "other", hdfs_driver="hdfs3")
+    library.put("/wh/FileNotFoundException/Kerberos.parquet", b"x")  # words of errors in a path are none
+    library.unreadable = "/wh/FileNotFoundException/Kerberos.parquet"
+    with pytest.raises(SourceUnavailable, match=r"cannot read file.*Connect to 127.0.0.1:9866 failed"):
+        pqcache.sync(f"{URL}{library.unreadable}", tmp_path / "other", hdfs_driver="hdfs3", retries=0)
     assert os.readlink(cache / "current") == before
     assert library.readers == {}
     assert library._handle is None
-
-
-def test_words_of_errors_in_a_path_are_no_errors(library: Library) -> None:
-    library.put("/Permission denied/FileNotFoundException/Kerberos", b"x")
-    library.unreadable = "/Permission denied/FileNotFoundException/Kerberos"
-    source = Hdfs3Source(f"{URL}/Permission denied", {})
-    with pytest.raises(SourceUnavailable, match=r"cannot read file.*Connect to 127.0.0.1:9866 failed"):
-        read(source, "FileNotFoundException/Kerberos", 0, 1)
-    with pytest.raises(SourceNotFound, match="nope: no such file"):
-        source.stat("nope")
-    source.close()
 
 
 def test_ranges_are_the_bytes_that_are_there(library: Library) -> None:
@@ -233,6 +222,12 @@ def test_the_configuration_that_the_library_gets(
     assert "pw" not in source.url
     Hdfs3Source(f"{URL}/wh", {"hadoop.security.authentication": "kerberos"})
     assert "user" not in library.asked["pars"]
+    (tmp_path / "core-site.xml").write_text("<configuration><property>")
+    with pytest.raises(UsageError, match=r"core-site\.xml"):
+        Hdfs3Source(URL, {})
+    monkeypatch.setenv("LIBHDFS3_CONF", str(tmp_path / "mine.xml"))  # which the library reads by itself
+    with pytest.raises(UsageError, match=r"mine\.xml.*LIBHDFS3_CONF"):
+        Hdfs3Source(URL, {})
 
 
 @pytest.mark.parametrize(
@@ -264,21 +259,6 @@ def test_what_would_end_the_process_is_refused(url: str, options: dict[str, str]
     assert "\n" not in str(error.value)
 
 
-def test_broken_configuration_files_are_named(
-    library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "hdfs-client.xml").write_text("no XML")  # the library takes this one from the working directory
-    with pytest.raises(UsageError, match=r"hdfs-client\.xml"):
-        Hdfs3Source(URL, {})
-    monkeypatch.setenv("LIBHDFS3_CONF", str(tmp_path / "mine.xml"))
-    with pytest.raises(UsageError, match=r"mine\.xml.*LIBHDFS3_CONF"):
-        Hdfs3Source(URL, {})
-    for text in ("<configuration><property>", "", "<other/>"):
-        (tmp_path / "mine.xml").write_text(text)
-        with pytest.raises(UsageError, match=r"mine\.xml"):
-            Hdfs3Source(URL, {})
-
-
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(name: str) -> None:
         raise OSError(f"{name}: cannot open shared object file: No such file or directory")
@@ -297,30 +277,3 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "hdfs3", None)
     with pytest.raises(UsageError, match=said):
         Hdfs3Source(URL, {})
-
-
-@pytest.mark.hdfs
-def test_the_real_library(request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """In a process of its own, as libhdfs3 may end it."""
-    try:
-        ctypes.CDLL("libhdfs3.so")
-    except OSError:
-        pytest.skip("libhdfs3.so is not installed (conda-forge has it)")
-    hdfs: Hdfs = request.getfixturevalue("hdfs")
-    url, shop, cache = f"{request.getfixturevalue('hdfs_dir')}/shop", write_shop(tmp_path / "shop"), tmp_path / "cache"
-    hdfs.upload_tree(shop, url)
-
-    def run(*more: str, user: str | None = None) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "pqcache", "sync", url, str(cache), "--hdfs-driver", "hdfs3", *more]
-        env = {**os.environ, **({"HADOOP_USER_NAME": user} if user else {})}
-        return subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
-
-    done = run()
-    assert (done.returncode, done.stderr) == (0, "")
-    assert rows_of(cache / "current") == rows_of(shop)
-    hdfs.chmod(f"{url}/dt=2026-11-02", 0o700)
-    assert f"error: {url}/dt=2026-11-02: permission denied" in run(user="nobody2").stderr
-    assert run("-o", "rpc.client.timeout=abc").returncode == 2
-    with hdfs.paused("namenode"):
-        stalled = run("--timeout", "2", "--retries", "0")
-    assert (stalled.returncode, "no answer for 2 s" in stalled.stderr) == (75, True)

@@ -88,7 +88,7 @@ def write_conf(directory: Path, properties: Mapping[str, str]) -> None:
 @pytest.fixture
 def shop(hdfs: Hdfs, hdfs_dir: str, tmp_path: Path) -> str:
     """The path of a dataset on the real HDFS."""
-    write_shop(tmp_path / "shop", days=2)
+    write_shop(tmp_path / "shop", days=2, files=1, rows=50)
     hdfs.upload_tree(tmp_path / "shop", f"{hdfs_dir}/shop")
     return f"{hdfs_dir}/shop".removeprefix(hdfs.url)
 

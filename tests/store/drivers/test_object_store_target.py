@@ -50,7 +50,7 @@ def test_a_large_file_goes_up_in_parts_and_appears_at_once(
 ) -> None:
     monkeypatch.setattr("pqcache.store.drivers.object_store._PART", 5 << 20)
     file = tmp_path / "big"
-    file.write_bytes(os.urandom((12 << 20) + 7))
+    file.write_bytes(os.urandom((6 << 20) + 7))
     staged = target.stage(file, "token", FILE)
     assert paths(target) == [f"{HIDDEN}/tmp/token/part 0%2F.parquet"]
     target.commit("token", "dt=1", [staged], True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
-from pqcache.errors import AccessExpired, PqcacheError, SourceError, SourceNotFound, SourceUnavailable
+from pqcache.errors import PqcacheError, SourceError, SourceNotFound, SourceUnavailable
 from pqcache.store.drivers.remote import RemoteSource
 from pqcache.store.manifest import Identity, SourceFile
 
@@ -105,11 +105,6 @@ def test_the_cause_of_an_error_without_secrets_is_kept() -> None:
     with pytest.raises(SourceError) as error:
         _DictSource(raising(OSError("no route"))).stat("dt=1/a")
     assert isinstance(error.value.__cause__, OSError)
-
-
-def test_causes_that_all_stores_share_come_first() -> None:
-    with pytest.raises(AccessExpired, match="the credentials have expired"):
-        _DictSource(raising(KeyError("the token has expired"))).stat("dt=1/a")
 
 
 def test_an_error_of_this_program_is_none_of_the_store() -> None:

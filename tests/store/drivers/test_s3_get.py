@@ -32,7 +32,6 @@ NAMES = [
     "dt=2026/11/x.parquet",
     "a b+c&d=é.parquet",
     "a%20b+c&d=é.parquet",
-    "zahl=€/größe=%25/ÿ.parquet",
     "x=%C3%A9/é.parquet",
     "tilde~and-dash_.!*'();:@,$=.parquet",
     'quote"back\\slash<>{}|^`[].parquet',
@@ -143,16 +142,17 @@ def test_public_data_is_read_unsigned(s3_bucket: Bucket, monkeypatch: pytest.Mon
     source.close()
 
 
-@pytest.mark.parametrize("more", [-100, 100])
-def test_an_answer_of_another_length_is_not_read(more: int, proxied: tuple[Proxy, S3Source]) -> None:
+def test_an_answer_of_another_length_is_not_read(proxied: tuple[Proxy, S3Source]) -> None:
     """A body that was compressed on its way says the right range and a length of its own; none of it is kept."""
     proxy, source = proxied
     identity = source.stat("x.parquet")
-    proxy.rule(faults.edit(lambda body: b"z" * (len(body) + more)), method="GET", path=r"x\.parquet")
-    with pytest.raises(SourceUnavailable, match="another range"):
-        next(iter(source.read("x.parquet", 0, identity.size, identity.tag)))
-    with pytest.raises(SourceUnavailable, match="another range"):
-        next(iter(source.read_into(memoryview(bytearray(10)), "x.parquet", 0, identity.size, identity.tag)))
+    for more in (-100, 100):
+        proxy.rule(faults.edit(lambda body, more=more: b"z" * (len(body) + more)), method="GET", path=r"x\.parquet")  # type: ignore[misc]
+        with pytest.raises(SourceUnavailable, match="another range"):
+            next(iter(source.read("x.parquet", 0, identity.size, identity.tag)))
+        with pytest.raises(SourceUnavailable, match="another range"):
+            next(iter(source.read_into(memoryview(bytearray(10)), "x.parquet", 0, identity.size, identity.tag)))
+        proxy.clear()
 
 
 def test_bodies_are_read_into_memory(source: S3Source, s3_bucket: Bucket) -> None:
@@ -183,13 +183,13 @@ def test_bytes_before_an_error_are_yielded(fault: faults.Fault, proxied: tuple[P
     assert buffer[: got[0]] == DATA[: got[0]]
 
 
-@pytest.mark.parametrize("code", [301, 307, 400])
-def test_redirects_go_through_the_client(code: int, proxied: tuple[Proxy, S3Source]) -> None:
+def test_redirects_go_through_the_client(proxied: tuple[Proxy, S3Source]) -> None:
     proxy, source = proxied
     identity, calls = source.stat("x.parquet"), count(source)
-    proxy.rule(faults.status(code), method="GET", path=r"x\.parquet", count=1)
-    assert read(source, "x.parquet", identity) == DATA
-    assert calls == ["GetObject"]
+    for code in (301, 307, 400):
+        proxy.rule(faults.status(code), method="GET", path=r"x\.parquet", count=1)
+        assert read(source, "x.parquet", identity) == DATA
+    assert calls == ["GetObject"] * 3
 
 
 def test_a_proxy_is_left_to_the_client(s3: S3, s3_bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:

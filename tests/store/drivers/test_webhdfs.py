@@ -75,19 +75,15 @@ def test_a_data_node_gets_the_token_in_its_url_and_nothing_else(cluster: tuple[C
     source.close()
 
 
-def test_a_redirect_of_metadata_takes_no_credentials_along(cluster: tuple[Cluster, Server, Server]) -> None:
+def test_a_redirect_of_metadata_takes_credentials_to_the_same_server_only(
+    cluster: tuple[Cluster, Server, Server],
+) -> None:
     made, name_node, data_node = cluster
-    made.location = f"{data_node.url}/webhdfs/v1/x?op=GETFILESTATUS"
     source = opened(name_node)
+    made.location = f"{data_node.url}/webhdfs/v1/x?op=GETFILESTATUS"
     assert source.stat("elsewhere").size == len(DATA)
     assert [data_node.asked[0].headers[name] for name in SECRETS] == [None, None]
-    source.close()
-
-
-def test_a_gateway_that_redirects_to_itself_gets_them(cluster: tuple[Cluster, Server, Server]) -> None:
-    made, name_node, _ = cluster
     made.location = "/webhdfs/v1/data?op=GETFILESTATUS"
-    source = opened(name_node)
     assert source.stat("elsewhere").size == len(DATA)
     assert name_node.asked[-1].headers["Authorization"] is not None
     source.close()
@@ -103,21 +99,14 @@ def test_a_data_node_that_wants_a_password_is_named(cluster: tuple[Cluster, Serv
     source.close()
 
 
-@pytest.mark.parametrize("location", ["file:///etc/passwd", "ftp://127.0.0.1/x", "http://[", "gopher:x"])
-def test_a_redirect_out_of_http_is_refused(cluster: tuple[Cluster, Server, Server], location: str) -> None:
+def test_a_redirect_out_of_http_or_without_end_is_refused(cluster: tuple[Cluster, Server, Server]) -> None:
     made, name_node, _ = cluster
-    made.location = location
     source = opened(name_node)
-    for call in (lambda: list(source.read("x", 0, 5)), lambda: source.stat("elsewhere")):
-        with pytest.raises(SourceError, match=f"^{name_node.url}: redirects to a URL that is not http"):
-            call()
-    source.close()
-
-
-def test_a_redirect_that_does_not_end_is_refused(cluster: tuple[Cluster, Server, Server]) -> None:
-    made, name_node, _ = cluster
+    for made.location in ("file:///etc/passwd", "ftp://127.0.0.1/x", "http://[", "gopher:x"):
+        for call in (lambda: list(source.read("x", 0, 5)), lambda: source.stat("elsewhere")):
+            with pytest.raises(SourceError, match=f"^{name_node.url}: redirects to a URL that is not http"):
+                call()
     made.location = "/webhdfs/v1/elsewhere"
-    source = opened(name_node)
     with pytest.raises(SourceError, match="redirects 5 times"):
         source.stat("elsewhere")
     source.close()

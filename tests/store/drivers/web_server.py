@@ -45,7 +45,7 @@ def serving(answer: Callable[[Asked, BaseHTTPRequestHandler], None]) -> Iterator
             with suppress(OSError):
                 server.answer(server.asked[-1], self)
 
-        do_HEAD = do_GET
+        do_HEAD = do_PUT = do_POST = do_DELETE = do_GET
 
         def log_message(self, *_: object) -> None:
             pass
