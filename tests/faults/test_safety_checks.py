@@ -215,17 +215,18 @@ def test_an_overwrite_in_progress_is_refused(tmp_path: Path) -> None:
 
 
 def test_partitions_that_lose_rows_count_by_their_rows(tmp_path: Path) -> None:
-    """Also in files of the same names."""
+    """Also in files of the same names. Partitions that grow do not make up for it."""
     lake, cache = tmp_path / "lake", tmp_path / "cache"
-    for rows in (10, 6):
+    for rows, growing in ((10, 20), (6, 500)):
         for directory in partitions(lake):
             write_files(directory, "a", files=2, rows=rows)
+        write_files(lake / "dt=2026-12-01", "a", files=1, rows=growing)
         if rows == 10:
             pqcache.sync(str(lake), cache)
-    with pytest.raises(pqcache.SourceIncomplete, match="32 rows of the 80"):
-        pqcache.sync(cache, max_delete="39%")
+    with pytest.raises(pqcache.SourceIncomplete, match="32 rows of the 100"):
+        pqcache.sync(cache, max_delete="31%")
     assert rows_at(cache / "current") != rows_at(lake)
-    assert pqcache.sync(cache, max_delete="40%").published
+    assert pqcache.sync(cache, max_delete="32%").published
 
 
 def test_a_dry_run_is_refused_as_the_run_would_be(tmp_path: Path) -> None:
@@ -344,6 +345,10 @@ def test_a_partition_that_has_shrunk_is_taken_once_its_files_have_settled(tmp_pa
         top = staging.relative_to(lake).parts[-1 if days[0] in staging.parents else 0]
         check_waiting(cache, held, days[0].name, rf"has 20 in place of 100 rows; its writer may be at work in .*{top}")
         shutil.rmtree(lake / staging.relative_to(lake).parts[0] if days[0] not in staging.parents else staging)
+    (days[0] / "next").touch()
+    age(days[0])
+    check_waiting(cache, held, days[0].name, "next is empty")
+    (days[0] / "next").unlink()
     (lake / "_temporary").mkdir()
     (lake / "_temporary" / "left").write_bytes(b"by a job that died long ago")
     age(lake / "_temporary", minutes=60 * 48)
@@ -372,6 +377,10 @@ def test_a_partition_that_loses_much_of_the_table_waits_for_force(tmp_path: Path
     shutil.rmtree(days[2])  # dropped, and not being overwritten
     report = pqcache.sync(cache)
     assert (report.removed, report.skipped) == (5, ())
+    for path in sorted(days[3].glob("*.parquet"))[2:]:
+        path.unlink()  # files that are as they were show that it is not being overwritten
+    report = pqcache.sync(cache)
+    assert (report.removed, report.skipped) == (3, ())
     assert check_snapshot(cache, [rows_at(tmp_path / "lake")]) == 0
 
 

@@ -217,6 +217,11 @@ def test_what_is_not_parquet_publishes_nothing(shop: Path, tmp_path: Path) -> No
         with pytest.raises(pqcache.ParquetError, match=rf"dt=2026-11-02/part-00001\.parquet: {reason}"):
             sync(cache)
         assert os.readlink(cache / "current") == before
+    twice = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])
+    pq.write_table(twice, shop / "dt=2026-11-02" / "part-00001.parquet")
+    with pytest.raises(pqcache.ParquetError, match=r"part-00001\.parquet: has two columns named 'a'"):
+        sync(cache)
+    assert os.readlink(cache / "current") == before
 
 
 def test_cache_and_source_must_lie_apart(shop: Path) -> None:

@@ -306,13 +306,21 @@ def test_files_that_are_no_table_are_refused(tmp_path: Path) -> None:
         pqcache.sync(write_apart(tmp_path / "made"), tmp_path / "cache", fill=True)
 
 
-def test_the_index_is_as_private_as_the_files_from_the_beginning(reads: LocalReads, tmp_path: Path) -> None:
+def test_what_is_private_at_the_source_is_private_from_the_beginning(reads: LocalReads, tmp_path: Path) -> None:
     made = write_wide(tmp_path / "made")
-    (made / files_of(made)[1]).chmod(0o600)
-    filling = Filling(reads, made, tmp_path / "cache")
-    metadata = filling.at_first_file().path / "_pqcache"
+    private, *_ = files_of(made)
+    (made / private).chmod(0o600)
+    filling = Filling(reads, made, tmp_path / "cache", jobs=1)
+    snapshot, modes = filling.at_first_file(), set[int]()
+    metadata = snapshot.path / "_pqcache"
     assert {(metadata / name).stat().st_mode & 0o777 for name in ("files.arrow", "row_groups.arrow")} == {0o600}
+
+    def look(*_: object) -> None:
+        modes.update((snapshot.path / path).stat().st_mode & 0o777 for path in snapshot.arrived([private]))
+
+    reads.before = look
     assert filling.end().published
+    assert modes == {0o400}
 
 
 def test_space_for_rewritten_files_is_asked_for_before_they_are_fetched(
