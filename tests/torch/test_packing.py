@@ -92,7 +92,7 @@ def test_lists_of_one_length(tmp_path: Path) -> None:
         assert sorted(found[found >= 0].tolist()) == list(range(60))
 
 
-def test_sequences_of_several_datasets_in_one_batch(root: Path, lengths: list[int]) -> None:
+def test_ids_of_sequences_of_several_datasets_in_one_batch(root: Path, lengths: list[int]) -> None:
     mix = Mix({name: packed(root, name) for name in STRATEGIES}, within_batch=True, epoch_length="all_exhausted")
     found = []
     for batch in mix:
@@ -101,15 +101,12 @@ def test_sequences_of_several_datasets_in_one_batch(root: Path, lengths: list[in
         assert batch["cu_seqlens"].tolist() == [*starts.tolist(), batch["tokens"].numel()]
         found += batch["tokens"][batch["document_ids"] > 0].tolist()
     assert set(found) == set(tokens_of(lengths))
+    some_ids = ParquetDataset(root, pack=Pack("tokens", 8, ids=["cu_seqlens"]), batch_size=2)
+    assert list(next(iter(some_ids))) == ["tokens", "cu_seqlens"]
 
 
-@pytest.fixture(scope="module")
-def cache(root: Path) -> pqcache.Cache:
-    pqcache.sync(str(root), root.parent / "cache")
-    return pqcache.Cache.open(root.parent / "cache")
-
-
-def test_packed_record_batches_that_make_no_sense(cache: pqcache.Cache) -> None:
+def test_packed_record_batches_that_make_no_sense(root: Path, tmp_path: Path) -> None:
+    pqcache.sync(root, tmp_path / "cache")
     pack, by_tokens = Pack("tokens", 32), TokenBatches("tokens", tokens_per_batch=200)
     for options, message in (
         ({"pack": by_tokens, "batch_size": 3}, "tokens_per_batch= says how large"),
@@ -120,18 +117,16 @@ def test_packed_record_batches_that_make_no_sense(cache: pqcache.Cache) -> None:
         ({"pack": pack, "memory": "3KB"}, "too much for memory"),
     ):
         with pytest.raises(UsageError, match=message):
-            cache.batches(**options)
+            pqcache.Cache(tmp_path / "cache").batches(**options)
 
 
-def test_lengths_are_counted_once(
-    tmp_path: Path, root: Path, lengths: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lengths_are_counted_once(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pqcache.sync(root, tmp_path / "cache")
     first = [batch["tokens"].tolist() for batch in packed(tmp_path / "cache", "best_fit")]
+    # patches what counts, as an epoch reads the same files
     monkeypatch.setattr(selection, "map_row_groups", lambda *_: pytest.fail("counted again"))
     dataset = packed(tmp_path / "cache", "best_fit")
-    kept = pickle.dumps(dataset)
-    for one in (dataset, pickle.loads(kept)):
+    for one in (dataset, pickle.loads(pickle.dumps(dataset))):
         assert [batch["tokens"].tolist() for batch in one] == first
     monkeypatch.undo()
     for path in (tmp_path / "cache").rglob("_pqcache/counts/*.arrow"):
@@ -214,11 +209,6 @@ def test_options_that_do_not_fit(root: Path, options: dict[str, Any], message: s
 def test_packs_that_make_no_sense(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Pack("tokens", **options)
-
-
-def test_only_the_ids_that_are_wanted(root: Path) -> None:
-    batch = next(iter(ParquetDataset(root, pack=Pack("tokens", 8, ids=["cu_seqlens"]), batch_size=2)))
-    assert list(batch) == ["tokens", "cu_seqlens"]
 
 
 @settings(max_examples=examples(200), deadline=None)
