@@ -130,6 +130,7 @@ class AsksEarly(IterableDataset[Any]):
         self.length = len(self.wrapped), self.wrapped.epoch
 
 
+@pytest.mark.xdist_group("ranks")  # as others that need the fork server
 def test_a_spawned_worker_that_is_asked_early_shares_the_epoch(table: Path) -> None:
     read = dataset(table)
     options: dict[str, Any] = {"num_workers": 1, "persistent_workers": True, "multiprocessing_context": "forkserver"}
