@@ -26,7 +26,6 @@ def are_partitions(table: dict[str, int]) -> bool:
 tables = levels.flatmap(
     lambda paths: st.dictionaries(paths, st.integers(0, 1000), min_size=1, max_size=30).filter(are_partitions)
 )
-sizes_of = {"dt=1": 10, "dt=2": 10, "dt=3": 50, "dt=4": 10, "dt=5": 10}
 
 
 def newest_first(directories: list[str]) -> list[str]:
@@ -77,15 +76,6 @@ def test_they_fit_and_one_more_does_not(table: dict[str, int], count: int | None
     if found.outside:
         more = sum(table[name] for name in order[: found.taken + 1])
         assert found.taken == count or (size is not None and more > size)
-
-
-def test_what_waits_leaves_nothing_out() -> None:
-    three = Newest("3", partitions=3)
-    assert newest_partitions(sizes_of, three).outside == {"dt=1", "dt=2"}
-    found = newest_partitions(sizes_of, three, waiting={"dt=5"})
-    assert (found.taken, found.outside) == (3, {"dt=1"})
-    assert newest_partitions(sizes_of, Newest("20B", size=20), waiting={"dt=5"}).outside == {"dt=1", "dt=2", "dt=3"}
-    assert newest_partitions(sizes_of, Newest("1", partitions=1), waiting=set(sizes_of)).outside == set()
 
 
 def test_directories_of_one_partition_are_taken_together() -> None:

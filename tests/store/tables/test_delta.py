@@ -313,9 +313,10 @@ def interrupted(table: Path) -> tuple[Callable[[Event], None], list[Event]]:
     return on_event, seen
 
 
-def test_files_that_vacuum_takes_away_during_a_sync(table: Path, cache: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["", "id >= 0"])
+def test_files_that_vacuum_takes_away_during_a_sync(where: str, table: Path, cache: Path, tmp_path: Path) -> None:
     on_event, seen = interrupted(table)
-    report = pqcache.sync(table, cache, on_event=on_event)
+    report = pqcache.sync(table, cache, where=where, on_event=on_event)
     assert len(seen) == 1
     assert report.version == "5", "the vacuum's own commits count"
     assert held(cache) == judged(table)
