@@ -307,22 +307,6 @@ def test_version_and_help() -> None:
         assert max(map(len, result.stdout.splitlines())) <= 80
 
 
-@pytest.mark.parametrize(
-    ("url", "module", "extra"),
-    [
-        ("s3://bucket/x", "botocore", "pqcache[s3]"),
-        ("hdfs://127.0.0.1:1/x", "hdfs_native", "pqcache[hdfs]"),
-        ("webhdfs://127.0.0.1:1/x", "requests", "pqcache[hdfs]"),
-    ],
-)
-def test_a_missing_extra_is_named(url: str, module: str, extra: str, tmp_path: Path) -> None:
-    code = f"import sys; sys.modules[{module!r}] = None; from pqcache.cli import run; sys.exit(run(sys.argv[1:]))"
-    result = subprocess.run(
-        [sys.executable, "-c", code, "sync", url, str(tmp_path / "c")], capture_output=True, text=True, timeout=60
-    )
-    assert extra in error_of(result, 2)
-
-
 NEVER = (
     "pandas",
     "tenacity",
