@@ -16,9 +16,10 @@ from pqcache.system.memory import Buffer, BufferPool
 from tests.test_docs import ROOT
 
 OF_RANK, OF_WORKER = 200 << 20, 150 << 20  # as docs/loading.md says
-EPOCH, EPOCHS = 16_000 * 8192, 8
+EPOCH, EPOCHS = 16_000 * 8192, 10
 
 
+@pytest.mark.slow
 @pytest.mark.deep
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="PSS is Linux's")
 @pytest.mark.parametrize(("workers", "fixed", "batch_size"), [(0, True, 256), (2, False, 256), (4, True, 64)])

@@ -124,7 +124,7 @@ def _taken(slot: Slot) -> int:
     return os.fstat(slot.reference.descriptor).st_blocks * 512 - transport._HEADER
 
 
-@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(120), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.integers(1, 6_000_000), st.integers(0, 8)), min_size=1, max_size=60))
 def test_slots_take_hardly_more_than_was_in_use(slots: transport.Slots, steps: list[tuple[int, int]]) -> None:
     held: list[tuple[int, torch.Tensor]] = []
