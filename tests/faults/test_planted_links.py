@@ -11,6 +11,7 @@ import pytest
 import pqcache
 from pqcache.store.drivers.local import LocalSource
 from pqcache.store.sync import snapshot_job as workdir
+from tests.damage import flip
 from tests.datasets import write_day
 from tests.faults.checks import check_clean, check_snapshot, rows_at
 from tests.faults.lakes import lake_of, state_of
@@ -91,6 +92,9 @@ def test_links_in_the_current_snapshot_are_not_taken_for_data(what: str, outside
     }[what]
     copy = outside / "copy"
     (shutil.copytree if victim.is_dir() else shutil.copy2)(victim, copy)
+    for path in (copy, *copy.rglob("*.parquet")):
+        if path.is_file():
+            flip(path, 100)  # other rows, in files of the same size
     state = state_of(outside)
     shutil.rmtree(victim) if victim.is_dir() else victim.unlink()
     victim.symlink_to(copy)

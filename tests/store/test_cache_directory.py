@@ -14,7 +14,7 @@ import pytest
 
 import pqcache
 from tests.datasets import rows_of, write_day, write_shop
-from tests.forked_commands import run_pqcache
+from tests.forked_commands import run_pqcache, true_in_child
 
 
 @pytest.fixture
@@ -91,6 +91,7 @@ def test_current_is_a_relative_link(cache: pqcache.Cache) -> None:
 
 def test_leased_snapshots_outlive_gc(cache: pqcache.Cache) -> None:
     old, lease = cache.lease()
+    assert true_in_child(lambda: lease.release() is None)  # which is not to end it here
     expected = rows_of(old.path)
     for version in (1, 2):
         new_snapshot(cache, version)

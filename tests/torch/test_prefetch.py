@@ -414,6 +414,18 @@ def test_a_plain_data_loader_has_no_state(late: LateDevice, table: Path) -> None
         loader.state_dict()
 
 
+def test_a_state_that_cannot_be_had_is_an_error_only_for_who_asks(late: LateDevice) -> None:
+    class NoPlace(list[torch.Tensor]):
+        def state_dict(self) -> dict[str, Any]:
+            raise UsageError("NoPlace", "it has none")
+
+    batches = iter(loader := Prefetch(NoPlace(torch.arange(6).reshape(3, 2)), DEVICE))
+    next(batches)
+    with pytest.raises(UsageError, match="it has none"):
+        loader.state_dict()
+    assert len(list(batches)) == 2
+
+
 def test_an_error_comes_after_the_batches_before_it(late: LateDevice, table: Path) -> None:
     def transform(batch: Batch) -> Batch:
         if batch.index == 5:

@@ -19,6 +19,7 @@ import pytest
 import pqcache
 from pqcache import CacheError, ContractNotMet, UsageError
 from pqcache.events import Event, Fetched, Warned
+from tests.damage import flip
 from tests.forked_commands import run_pqcache
 
 
@@ -266,6 +267,8 @@ def test_row_groups_without_statistics_are_counted(lake: Path, tmp_path: Path) -
     write(lake, "dt=2026-11-10", 7, nulls=7)
     error = refusal(cache, expect=["nulls.price < 50%", "unknown: warn"])
     assert "nulls.price < 50%: dt=2026-11-10: 7 of 7 rows (100%)" in error
+    flip((cache / "current" / "_pqcache" / "row_groups.arrow").resolve(), 100)
+    assert "max(id) rises: the current snapshot's index cannot be read; nothing" in refusal(cache, expect=rules[1:])
 
 
 def test_old_files_are_not_fresh(lake: Path, tmp_path: Path) -> None:
