@@ -288,7 +288,8 @@ def next_due(syncs: Sequence[Mapping[str, Any]]) -> str | None:
     The interval is the median of the last ten, if half of them are about equal. Runs turned away by another one don't
     count.
     """
-    begun = sorted({_began(record) for record in syncs if record.get("exit_code") != 75})
+    counted = [record for record in syncs if record.get("exit_code") != 75]
+    begun = sorted({_seconds(record.get("began") or record["time"]) for record in counted})
     intervals = [after - before for before, after in itertools.pairwise(begun)][-_INTERVALS:]
     if len(intervals) < _FEWEST:
         return None
@@ -296,11 +297,6 @@ def next_due(syncs: Sequence[Mapping[str, Any]]) -> str | None:
     if usual < 60 or sum(abs(interval - usual) <= usual / 4 for interval in intervals) * 2 < len(intervals):
         return None  # started by a person, not by a clock
     return _text(begun[-1] + usual)
-
-
-def _began(record: Mapping[str, Any]) -> float:
-    moment = _seconds(str(record.get("began") or record["time"]))
-    return moment if "began" in record else moment - float(record.get("seconds", 0))
 
 
 def _is_leased(snapshot: Snapshot) -> bool:
