@@ -237,6 +237,25 @@ def test_a_night_on_which_a_column_becomes_wider(tmp_path: Path) -> None:
     assert not pqcache.sync(cache).published
 
 
+@pytest.mark.parametrize("first", [0, 10])
+def test_items_of_lists_that_have_other_names(tmp_path: Path, first: int) -> None:
+    numbers = np.random.default_rng(1).integers(0, 100, 40_000) * 1_000_000_007
+    values = numbers.reshape(-1, 4).tolist()
+    (tmp_path / "source").mkdir()
+    for name, some in (("item", values[:first]), ("element", values[first:])):
+        table = pa.table({"v": pa.array(some, pa.list_(pa.field(name, pa.int64())))})
+        path = tmp_path / "source" / f"{len(some):05d}.parquet"
+        pq.write_table(table, path, use_compliant_nested_type=False)
+    pqcache.repartition(tmp_path / "source", tmp_path / "out", row_group_size=8192, compression="zstd")
+    (path,) = (tmp_path / "out").glob("*.parquet")
+    with pq.ParquetFile(path) as file:
+        chunks = [file.metadata.row_group(number).column(0) for number in range(file.metadata.num_row_groups)]
+        assert len(chunks) > 2
+        assert {(chunk.path_in_schema, chunk.compression) for chunk in chunks} == {("v.list.item", "ZSTD")}
+        assert file.read()["v"].to_pylist() == values
+    assert duckdb.sql(f"select v from read_parquet('{path}')").fetchall() == [(value,) for value in values]
+
+
 def test_files_rewritten_to_one_schema_keep_their_order_and_full_row_groups(tmp_path: Path) -> None:
     source, cache = tmp_path / "in", tmp_path / "cache"
     source.mkdir()

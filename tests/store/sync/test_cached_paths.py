@@ -120,6 +120,14 @@ segments = st.text(st.sampled_from("aAb."), min_size=1, max_size=3).filter(lambd
 names = st.lists(st.sampled_from(["", ".parquet", ".PARQUET", "/x", ".parquet/x"]), max_size=2).map("".join)
 
 
+def test_a_copy_becomes_as_private_as_its_source(lake: Path, tmp_path: Path) -> None:
+    sync(lake, tmp_path / "cache")
+    (lake / "dt=2026-11-01" / "000000_0").chmod(0o600)
+    sync(lake, tmp_path / "cache")
+    modes = [(tmp_path / "cache" / "current" / path).stat().st_mode & 0o777 for path in CACHED]
+    assert modes == [0o400, *[0o444] * 7]
+
+
 @given(st.sets(st.builds(str.__add__, segments, names), max_size=8))
 @settings(max_examples=examples(200))
 def test_no_two_files_get_one_path(paths: set[str]) -> None:

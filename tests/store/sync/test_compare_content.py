@@ -104,6 +104,16 @@ def sources(cache: Path) -> list[Any]:
     return [file for entry in pqcache.Cache(cache).snapshot().manifest().files for file in entry.sources]
 
 
+def test_nodes_with_copies_of_a_source_agree(lake: Path, tmp_path: Path) -> None:
+    """Inodes and ctimes of two copies differ, so what nodes compare is without them."""
+    shutil.copytree(lake, tmp_path / "copy")
+    listings = []
+    for node, source in enumerate((lake, tmp_path / "copy")):
+        pqcache.sync(str(source), tmp_path / f"{node}", shard=f"{node}/2")
+        listings.append(pqcache.Cache(tmp_path / f"{node}").snapshot().manifest().listing)
+    assert listings[0] == listings[1]
+
+
 @pytest.fixture
 def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Remote]:
     yield from make_remote(request.param, request, tmp_path / "remote")

@@ -201,6 +201,17 @@ def test_a_partition_that_another_column_excludes_does_not_matter(tmp_path: Path
         pqcache.sync(cache, where="not (region = 'us' or shard is null) and v <> 'x'")
 
 
+def test_a_partition_that_waits_is_no_error_yet(tmp_path: Path) -> None:
+    source, cache = add(tmp_path / "source", "shard", "5"), tmp_path / "cache"
+    (source / "shard=5" / "_SUCCESS").touch()
+    pqcache.sync(source, cache, marker="_SUCCESS")
+    add(source, "shard", "unknown")
+    assert not pqcache.sync(cache).published
+    (source / "shard=unknown" / "_SUCCESS").touch()
+    with pytest.raises(SourceError, match="shard=unknown"):
+        pqcache.sync(cache)
+
+
 @pytest.mark.parametrize("declared", [None, {"hour": "int"}])
 def test_only_the_newest_partitions_have_to_fit(tmp_path: Path, declared: dict[str, str] | None) -> None:
     source, cache = tmp_path / "source", tmp_path / "cache"

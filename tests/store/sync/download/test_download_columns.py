@@ -241,6 +241,23 @@ def test_any_condition_is_exact(tmp_path_factory: pytest.TempPathFactory, data: 
     assert remote.fetch(None, where).to_pylist() == whole.to_pylist()
 
 
+def test_partition_columns_are_constants(tmp_path: Path) -> None:
+    table = pa.table({"id": range(100), "hour": [7] * 100})
+    remote = Remote(tmp_path, table, row_group_size=25)
+    partitions = {"dt": pa.scalar("2026-11-01"), "hour": pa.scalar(23), "region": pa.scalar(None, pa.string())}
+    for where, expected in [
+        ("dt = '2026-11-01'", range(100)),
+        ("dt > '2026-11-01'", []),
+        ("dt like '2026-%' and id < 30", range(30)),
+        ("hour = 23 and id in (1, 99)", [1, 99]),
+        ("hour = 7 or id = 3", [3]),
+        ("region = 'kr' or id >= 50", range(50, 100)),
+        ("not region = 'kr'", []),
+    ]:
+        assert remote.fetch(["id", "dt", "hour"], where, partitions)["id"].to_pylist() == list(expected)
+    assert remote.fetch(["id", "dt"], None, partitions).column_names == ["id"]
+
+
 def test_key_values_are_kept_and_schemas_in_them_cut(tmp_path: Path) -> None:
     frame = pd.DataFrame({"a": [1, 2, 3], "b": ["x", "y", "z"]}, index=pd.Index([7, 8, 9], name="key"))
     table = pa.Table.from_pandas(frame)
@@ -270,6 +287,15 @@ def test_sorting_columns_hold_up_to_the_first_that_is_gone(tmp_path: Path) -> No
         remote.fetch(columns)
         found = pq.read_metadata(remote.target).row_group(0).sorting_columns
         assert [(column.column_index, column.descending) for column in found] == expected
+
+
+def test_int96_times_beyond_nanoseconds_are_compared(tmp_path: Path) -> None:
+    times = [dt.datetime(1, 1, 1), dt.datetime(2026, 11, 1), dt.datetime(9999, 12, 31, 23)]
+    table = pa.table({"t": pa.array(times, pa.timestamp("us")), "n": [1, 2, 3]})
+    remote = Remote(tmp_path, table, use_deprecated_int96_timestamps=True)
+    assert remote.fetch(["n"], "t > '9000-01-01 00:00:00'")["n"].to_pylist() == [3]
+    assert remote.fetch(["n"], "t < '2026-01-01 00:00:00'")["n"].to_pylist() == [1]
+    assert remote.fetch(None, "n >= 2")["t"].to_pylist() == times[1:]
 
 
 def test_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import errno
 import filecmp
 import os
 import shutil
+import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ import pytest
 
 import pqcache
 from pqcache.events import Awaited, Event, Fetched, Reused, Warned
-from pqcache.store.arriving import Wanted, WantedList, find_arriving
+from pqcache.store.arriving import Wanted, WantedList, WantedLists, find_arriving
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.sync import fill, safety_checks
 from tests.datasets import files_of, rows_of, write_shop
@@ -194,6 +195,31 @@ def test_a_run_is_seen_where_nothing_can_be_written(
         assert snapshot.is_being_filled()
         assert snapshot.filled_by().startswith(f"process {os.getpid()} of ")
     filling.end()
+
+
+def test_lists_of_other_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a group that shares a cache are looked at by the run of any member; who cannot be seen may be alive."""
+    monkeypatch.setenv("PQCACHE_TRUSTED_GROUPS", "0")
+    umask = os.umask(0o002)
+    try:
+        wanted = WantedList(tmp_path)
+    finally:
+        os.umask(umask)
+    wanted.replace(Wanted(files=np.arange(3)))
+    assert stat.S_IMODE(next(tmp_path.glob("*.reader")).stat().st_mode) == 0o664
+    opened = os.open
+
+    def denied(path: Any, *more: Any, **how: Any) -> int:
+        if str(path).endswith(".reader"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return opened(path, *more, **how)
+
+    with monkeypatch.context() as another_user:
+        another_user.setattr(os, "open", denied)
+        assert len(WantedLists(tmp_path).read()) == 1
+    assert len(WantedLists(tmp_path).read()) == 1
+    wanted.close()
+    assert WantedLists(tmp_path).read() == []
 
 
 def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
