@@ -27,6 +27,7 @@ import pqcache
 from pqcache.events import Event, Retried
 from pqcache.store.arriving import find_arriving
 from pqcache.store.cache_directory import CacheDirectory
+from pqcache.store.sync import fill
 from tests.datasets import shop_table, write_day
 from tests.faults import proxy as faults
 from tests.faults.checks import Rows, check_clean, check_snapshot, rows_at, same_rows
@@ -235,8 +236,14 @@ def test_a_connection_that_breaks_often_but_gets_on_is_good_enough(store: Store)
     assert len([request for request in store.proxy.requests if store.is_reading(BIG, request)]) >= 3
 
 
-def test_a_first_copy_that_arrives_meets_the_same_network(store: Store, tmp_path: Path) -> None:
+@pytest.mark.parametrize("by_ranges", [False, True])
+def test_a_first_copy_that_arrives_meets_the_same_network(
+    by_ranges: bool, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While it arrives connections break, the server is away until the run has said so, and a file is replaced."""
+    if by_ranges:  # as files of many MB are fetched
+        monkeypatch.setattr(fill, "_RANGE", 1_000_000)
+        monkeypatch.setattr(fill, "_LARGE", 2_000_000)
     cache, hit = CacheDirectory(tmp_path / "cache"), Counter[str]()
     (store.made / BIG).write_bytes(other := store.another_version())
     away = threading.Event()
