@@ -305,12 +305,12 @@ def _run(module: str, job: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
                 except subprocess.TimeoutExpired:
                     peak = max(peak, pss(process.pid) or 0)
                 if time.monotonic() > deadline:
-                    raise PqcacheError(f"{job['path']}", f"nothing was read in {_STARTING:g} s", "is its disk alive?")
+                    raise PqcacheError(f"{job['path']}", f"nothing was read in {_STARTING:g} s", "check its disk")
         finally:
             process.kill()
     lines = out.splitlines()
     if not lines:
-        last = (err.strip().splitlines() or [f"it ended with {process.returncode}"])[-1]
+        last = (err.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
         raise PqcacheError(f"{job['path']}", f"the measuring process failed ({last})")
     found = json.loads(lines[-1])
     if "error" in found:

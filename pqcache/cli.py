@@ -57,7 +57,7 @@ def run(arguments: list[str]) -> int:
         if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
             raise  # as completion does; Typer also makes one of a closed pipe
         _drop_output()
-        return _fail(PqcacheError("the output", "closed by its reader before the end"), arguments)
+        return _fail(PqcacheError("the output", "its reader closed it early"), arguments)
     except OSError as error:
         _drop_output()
         name = error.filename or "the output, or a temporary file"

@@ -361,5 +361,5 @@ def test_source_and_cache_in_the_wrong_order_are_named(source: str, shop: Path, 
     message = error_of(run("sync", str(tmp_path / "cache"), where), 2)
     assert "'pqcache sync SOURCE CACHE'" in message
     assert "topsecret" not in message
-    with pytest.raises(pqcache.UsageError, match=r"the wrong way round\? It is"):
+    with pytest.raises(pqcache.UsageError, match=r"the two may be swapped: write"):
         pqcache.sync(str(tmp_path / "cache"), where)

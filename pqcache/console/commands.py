@@ -140,21 +140,21 @@ def rows(given: Given) -> None:
     }
     if given.prove:
         if given.state is not None or given.batch is not None or given.last is not None or given.epoch is not None:
-            reason = "proofs are of whole epochs, which they name"
+            reason = "proofs cover a whole epoch, which they name"
             raise UsageError("--prove", reason, "leave out --state, --batch, --last and --epoch")
         proof = pqcache.prove(given.target, given.proofs or (), **options)
         terminal.print_report(proof.to_dict(), given.json, False, lambda: terminal.print_line(str(proof)))
         raise typer.Exit(0 if proof.holds else 1)
     if given.proofs:
-        raise UsageError(given.proofs[0], "files are of proofs", "give --prove, or --state for a state")
+        raise UsageError(given.proofs[0], "FILES are proofs", "give --prove, or --state for a state")
     if given.state is None:
         raise UsageError("rows", "no state is given", "give --state, or --prove and the files of proofs")
     if (given.batch is None) == (given.last is None):
-        raise UsageError("rows", "which batches is not said", "give either --batch or --last")
+        raise UsageError("rows", "no batch is named", "give either --batch or --last")
     if given.last is None:
         batches = [pqcache.rows(given.target, given.state, given.batch, epoch=given.epoch, **options)]
     elif given.epoch is not None:
-        raise UsageError("--epoch", "the last batches are those of the state's epoch", "leave it out")
+        raise UsageError("--epoch", "--last takes batches of the state's own epoch", "leave it out")
     else:
         batches = pqcache.last_rows(given.target, given.state, given.last, **options)
     if not batches and not given.json:

@@ -70,12 +70,12 @@ def print_inspection(found: Inspection, training: Forecast | None, all_partition
 
 def _arriving(found: Inspection, arriving: ArrivalProgress) -> str:
     """How much of a first snapshot has arrived, and who fetches the rest."""
-    held = f"{format_size(arriving.bytes)} of {format_size(arriving.total_bytes)} are there"
+    held = f"{format_size(arriving.bytes)} of {format_size(arriving.total_bytes)} have arrived"
     parts = f"{arriving.files:,} of {format_count(found.files, 'file')}"
     parts += f", {arriving.row_groups:,} of {format_count(found.row_groups, 'row group')}"
     if arriving.abandoned:
-        return f"{held}: {parts}; no more will come, as files changed at the source or the disk failed"
-    run = f"fetched by {arriving.run}" if arriving.run else "no run fetches it; 'pqcache sync' goes on"
+        return f"{held}: {parts}; no more will arrive, as files changed at the source or the disk failed"
+    run = f"fetched by {arriving.run}" if arriving.run else "no run is fetching it; 'pqcache sync' continues"
     return f"{held}: {parts}; {run}"
 
 

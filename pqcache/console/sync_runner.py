@@ -89,7 +89,7 @@ def print_count(did: str, caches: int, failed: list[str]) -> None:
 def _check_for_all(given: Given) -> None:
     """Raise UsageError for options that need a single cache: its directory, and remembered options."""
     if given.cache is not None:
-        raise UsageError("--all", "takes one directory", "name the one that your caches are in")
+        raise UsageError("--all", "takes one directory", "name the one that contains your caches")
     for name, value in given.of(REMEMBERED).items():
         if value is not None:
             option = "-o" if name == "options" else f"--{name.replace('_', '-')}"
@@ -139,12 +139,12 @@ _GAUGES = {
     "pqcache_last_run_duration_seconds": "How long the last sync took.",
     "pqcache_last_run_fetched_bytes": "Bytes that the last sync fetched.",
     "pqcache_last_success_timestamp_seconds": "When a sync last found or made the cache equal to its source.",
-    "pqcache_data_timestamp_seconds": "When the oldest data of the current snapshot was last as its source has it.",
+    "pqcache_data_timestamp_seconds": "When the oldest data of the current snapshot last matched its source.",
     "pqcache_rows": "Rows of the current snapshot.",
     "pqcache_files": "Files of the current snapshot.",
     "pqcache_bytes": "Bytes of the files of the current snapshot.",
-    "pqcache_stale": "1 if the newest file is older than a rule of freshness allows, else 0.",
-    "pqcache_skipped_partitions": "Partitions that are old or left out in the current snapshot.",
+    "pqcache_stale": "1 if the newest file is older than a freshness rule allows, else 0.",
+    "pqcache_skipped_partitions": "Partitions that are outdated or missing in the current snapshot.",
 }
 
 

@@ -409,7 +409,7 @@ class ProgressLines(_Phases):
 
 
 def reused_text(event: Reused) -> str:
-    return f"resuming: {format_size(event.bytes)} of {format_size(event.total)} are here"
+    return f"resuming: {format_size(event.bytes)} of {format_size(event.total)} are already here"
 
 
 def _message(event: Event) -> str | None:

@@ -290,7 +290,7 @@ def print_snapshots(views: Sequence[SnapshotView]) -> None:
     if replaced := [view.replaced_bytes for view in views if view.replaced_bytes is not None]:
         each = format_size(sum(replaced) // len(replaced))
         of = "sync" if len(replaced) == 1 else f"{len(replaced):,} syncs"
-        print_line(f"each more of --keep takes about {each}: as much as the last {of} replaced")
+        print_line(f"each additional snapshot in --keep takes about {each}: as much as the last {of} replaced")
 
 
 def print_pin(report: PinReport) -> None:
@@ -305,7 +305,7 @@ def print_unpin(report: PinReport) -> None:
 
 
 def print_rollback(report: RollbackReport) -> None:
-    after = "the next sync publishes what the source holds then"
+    after = "the next sync publishes the source's state again"
     if report.hold:
         until = f"'pqcache rollback {quoted(report.cache)} --release'"
         after = f"held since {report.hold}: syncs publish nothing until {until}"
@@ -364,7 +364,7 @@ def _clock(text: str) -> str:
 def print_proposals(source: str, dest: object, proposals: Sequence[Proposal]) -> None:
     """Print the columns that can be dense, and the command that converts them."""
     if not proposals:
-        print_line("no list column has one length in all rows, by the footers and the first rows")
+        print_line("according to footers and first rows, no list column has the same length in all rows")
         return
     for item in proposals:
         smaller = f", or {item.narrow} with --narrow" if item.narrow != item.dense else ""

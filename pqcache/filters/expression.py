@@ -164,7 +164,7 @@ def rows_where(table: pa.Table, expression: pc.Expression) -> npt.NDArray[np.int
     )
     matches = plan.to_table(use_threads=False)["matches"]
     if not pt.is_boolean(matches.type):
-        raise TypeError(f"{expression} is {matches.type}, and no condition")
+        raise TypeError(f"{expression} is {matches.type}, not a condition")
     flags = pc.fill_null(matches, False).to_numpy()
     return np.flatnonzero(flags).astype(np.int64, copy=False)
 

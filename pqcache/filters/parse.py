@@ -269,7 +269,7 @@ def _no_constant(node: Any) -> UsageError:
     if date:
         return UsageError("", f"{date[0]} without quotes is arithmetic", _quoted(date[0]))
     if type(node).__name__ == "Column" and len(node.parts) == 1:
-        return UsageError("", f"{text!r} is not a constant but a column", f"write text in quotes: '{node.name}'")
+        return UsageError("", f"{text!r} is a column, not a constant", f"write text in quotes: '{node.name}'")
     return UsageError("", f"{text!r} is not a constant", _HELP)
 
 

@@ -234,7 +234,7 @@ class Arrivals:
             raise self._never(instead, row_group)
         if self._request is None:
             reason = f"the run that fetched it has ended, and {self.describe(row_group)} has not arrived"
-            raise CacheError(self.cache, reason, f"go on with: {fill_command(self._source, self.cache)}")
+            raise CacheError(self.cache, reason, f"continue with: {fill_command(self._source, self.cache)}")
         count, arrived = self._restarts
         count = count + 1 if arrived == self.arrived_bytes else 1
         if count > _MOST_RESTARTS:
@@ -262,7 +262,7 @@ class Arrivals:
 
     def _never(self, why: str, row_group: int) -> CacheError:
         reason = f"{why}, and {self.describe(row_group)} will not arrive"
-        return CacheError(self.cache, reason, "open the dataset again, which reads what the cache holds then")
+        return CacheError(self.cache, reason, "open the dataset again to read the cache's new content")
 
     def _asked_for(self) -> str | None:
         """The other source, or part of a source, that this cache has been set to since; else None."""
@@ -271,7 +271,7 @@ class Arrivals:
             return None
         columns = "" if asked.columns is None else f", the columns {', '.join(asked.columns)}"
         rows = "" if asked.where is None else f", where {asked.where}"
-        return f"it is to be a copy of {redact(asked.source)}{columns}{rows} now"
+        return f"the cache is now set to copy {redact(asked.source)}{columns}{rows}"
 
     def _other_snapshot(self) -> str | None:
         """The snapshot that has replaced the one being read, else None."""

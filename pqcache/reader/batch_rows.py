@@ -291,7 +291,7 @@ def checked_state(state: str | os.PathLike[str] | Mapping[str, Any], name: str =
         if not isinstance(value, kind) or (isinstance(value, int) and value < _LEAST.get(field, value)):
             raise UsageError(name, f"it has no sound {field!r}", "give what state_dict() of a dataset returned")
     if state["snapshot"].startswith("listing-"):
-        raise UsageError(name, "its nodes hold a share each", "call rows_of(epoch, batch) of the dataset")
+        raise UsageError(name, "each of its nodes holds a share", "call rows_of(epoch, batch) of the dataset")
     try:
         return {**state, "exclude": exclusions_of(state.get("exclude"))}
     except (TypeError, ValueError) as error:

@@ -235,7 +235,7 @@ def read_record_batches(
 def read_rows(path: str | os.PathLike[str], rows: SelectedRows, columns: Sequence[str] | None) -> pa.Table:
     """Read ``rows`` in file order; see ``Cache.read``."""
     if not isinstance(rows, SelectedRows):
-        raise UsageError(f"rows={rows!r}", "give SelectedRows, as Cache.lookup returns them")
+        raise UsageError(f"rows={rows!r}", "give SelectedRows, as returned by Cache.lookup")
     if len(rows):
         options = BatchOptions(**parsed({"columns": columns, "shuffle": False, "rows": rows}, BatchOptions))
         return pa.Table.from_batches(list(read_record_batches(path, options)))

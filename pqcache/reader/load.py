@@ -248,7 +248,7 @@ class RowGroups:
         if len(found) != count:
             raise ParquetError(
                 group.path,
-                f"of row group {group.row_group} {len(found):,} rows are selected, where {count:,} were counted",
+                f"of row group {group.row_group} {len(found):,} rows are selected, but {count:,} were counted",
                 advice_for_file(group.path, "the file was replaced or is damaged: open the dataset again"),
             )
         if len(found) and not (found.rows.min() >= 0 and found.rows.max() < group.rows):

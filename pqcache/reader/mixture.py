@@ -47,7 +47,7 @@ def batches_per_epoch(
     """
     for name, size in sizes.items():
         if not size:
-            raise UsageError(f"dataset {name!r}", "has no batches", "leave it out of the mix, or look at its filters")
+            raise UsageError(f"dataset {name!r}", "has no batches", "leave it out of the mix, or check its filters")
     shares = _shares(sizes, weights)
     per_share = {name: sizes[name] / shares[name] for name in sizes}
     if length == "first_exhausted":

@@ -179,7 +179,7 @@ def _with_types(data: LocalDataset, declared: Mapping[str, str], whole: pa.Schem
     """Set the types of partition columns: as declared, or as in ``whole``, the snapshot that contains this part."""
     index = data.index
     if mixed := declared.keys() & set(index.path_values.column_names):
-        reason = "some files have that column inside, and their type counts"
+        reason = "some files contain that column, and its type there applies"
         raise UsageError(f"partition type {min(mixed)}={declared[min(mixed)]}", reason)
     table = pa.schema([*index.table_schema, *whole])
     types, misfits = partition_schema(map(parent, index.paths), declared, table)

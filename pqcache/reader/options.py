@@ -42,7 +42,7 @@ class RowOptions:
     rows: SelectedRows | None = python(
         None,
         ANY,
-        "Only these rows, as Cache.lookup returns them, in the snapshot in which they were looked up. filters choose "
+        "Only these rows, as returned by Cache.lookup, in the snapshot in which they were looked up. filters choose "
         "among them.",
     )
     since: Any = python(
@@ -69,7 +69,7 @@ class RowOptions:
         "A share of the rows, chosen by seed, for a quick look: whole row groups, or some rows of each of 16 where "
         "that would be fewer.",
     )
-    limit: int | None = python(None, COUNT, "Only the first rows, this many, in the order of the files.", low=1)
+    limit: int | None = python(None, COUNT, "Only this many rows, the first in file order.", low=1)
     weights: Any = python(
         None,
         ANY,
@@ -134,7 +134,7 @@ class ReadOptions(RowOptions):
         None, LIST, "Names of columns; partition columns are columns. Default: all."
     )
     batch_size: int | None = python(4096, COUNT, "Rows of a batch.", low=1)
-    shuffle: bool = python(True, TRUTH, "False gives the rows in the order of the files.")
+    shuffle: bool = python(True, TRUTH, "False keeps the rows in file order.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -158,7 +158,7 @@ class OrderOptions:
         False,
         TRUTH,
         "False: the last batch may be short, and ranks are made equal by repeating the epoch's first batches. True: "
-        "what is left over is dropped.",
+        "the incomplete batches are dropped.",
     )
     lanes: int | None = python(
         None,
@@ -207,7 +207,7 @@ class EpochOptions(OrderOptions, ReadOptions):
     source: str | os.PathLike[str] | None = python(
         None,
         ANY,
-        "The URL of the dataset that the cache is a copy of. While the cache has no snapshot, a run that fetches the "
+        "The URL of the dataset that the cache copies. While the cache has no snapshot, a run that fetches the "
         "first one is started, or joined if there is one, and batches come as their row groups arrive. Ignored once "
         "there is a snapshot. See docs/partial-copies.md.",
     )

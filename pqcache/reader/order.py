@@ -375,7 +375,7 @@ def check_format(state: Any, name: str, owner: str) -> None:
     if not isinstance(state, Mapping) or "format" not in state:
         raise UsageError(name, f"it is not a state of {owner}", "give what its state_dict() returned")
     if state["format"] == 1:
-        reason = f"it has format 1, in whose order a batch has other rows: this pqcache reads format {FORMAT}"
+        reason = f"it has format 1, whose order puts other rows into a batch: this pqcache reads format {FORMAT}"
         raise UsageError(name, reason, "resume with the pqcache that took it, or start the epoch afresh")
     if state["format"] != FORMAT:
         raise UsageError(name, f"it has format {state['format']}, this pqcache reads {FORMAT}", "upgrade pqcache")

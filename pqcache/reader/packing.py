@@ -77,7 +77,7 @@ class Pack:
         if unknown:
             raise UsageError("pack", f"ids names {unknown[0]!r}: there are {', '.join(IDS)}")
         if len(set(self.columns)) < len(self.columns):
-            raise UsageError("pack", f"a column is there twice in {', '.join(self.columns)}")
+            raise UsageError("pack", f"duplicate column in {', '.join(self.columns)}")
         if clash := set(self.ids) & set(self.columns):
             raise UsageError("pack", f"{min(clash)!r} is a column and one of ids", "leave it out of ids=")
         if isinstance(self.padding, Mapping):
@@ -185,9 +185,9 @@ def check_pack(pack: Any, *, columns: Sequence[str] | None, has_sequence: bool, 
     if not isinstance(pack, Pack | TokenBatches):
         raise UsageError(f"pack={pack!r}", "give a Pack, like Pack('tokens', length=4096), or TokenBatches")
     if has_sequence:
-        raise UsageError("sequence and pack", "both make something of several rows", "choose one of them")
+        raise UsageError("sequence and pack", "both combine several rows", "choose one of them")
     if has_weights:
-        reason = "the sequences of an epoch are packed once, of each document once"
+        reason = "packing uses each document once per epoch"
         raise UsageError("weights and pack", reason, "mix packed datasets with Mix(..., weights=...) instead")
     if columns is None:
         return

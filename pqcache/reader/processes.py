@@ -43,7 +43,7 @@ def count_and_number() -> tuple[int, int]:
     found = {name: place for name, place in places.items() if place[0] > 1}
     if len(set(found.values())) > 1:
         said = " and ".join(f"{name} says {number} of {count}" for name, (count, number) in found.items())
-        raise UsageError("num_replicas and rank", f"this process has two numbers: {said}", "give both options")
+        raise UsageError("num_replicas and rank", f"this process has conflicting numbers: {said}", "give both options")
     return next(iter(found.values()), (1, 0))
 
 

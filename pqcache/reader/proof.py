@@ -90,7 +90,7 @@ def parts_of(state: Mapping[str, Any], name: str = "state") -> list[Part]:
         raise UsageError(name, "it has no proof", advice)
     try:
         if not isinstance(proof["content"], str) or not isinstance(proof["drop_last"], bool):
-            raise ValueError("it is not what a training wrote")
+            raise ValueError("no training wrote it")
         parts = [Part(*values) for values in proof["parts"]]
         for part in parts:
             part.check()

@@ -284,7 +284,7 @@ def make_read_plan(
     if not columns:
         raise UsageError("columns", "the list is empty", "name at least one, or None for all")
     if len(set(columns)) < len(columns):
-        raise UsageError("columns", f"a name is there twice in {', '.join(columns)}")
+        raise UsageError("columns", f"duplicate name in {', '.join(columns)}")
     try:
         found = _choose_rows(data, chosen, seed, counts)
         weights = RowWeights(found, chosen.weights, chosen.balance, counts) if chosen.has_weights else None
@@ -415,7 +415,7 @@ def _some(found: Selection, option: str) -> Selection:
 
 def _among(found: Selection, rows: SelectedRows) -> Selection:
     if not isinstance(rows, SelectedRows):
-        raise UsageError(f"rows={rows!r}", "give SelectedRows, as Cache.lookup returns them")
+        raise UsageError(f"rows={rows!r}", "give SelectedRows, as returned by Cache.lookup")
     data = found.data
     if rows.snapshot and rows.snapshot != data.snapshot:
         raise UsageError(

@@ -235,7 +235,7 @@ class CacheDirectory:
         ids = [f"{s.id} ({pins[s.id]})" if pins.get(s.id) else s.id for s in kept]
         number = Snapshot(Path(name)).number if name[:1].isdigit() else 0  # of an ID or a number, not of a pin
         was_there = 0 < number <= max([read_kept(self.path).last_number, *(s.number for s in kept)])
-        reason = f"snapshot {name} is not kept any more" if was_there else f"there is no snapshot {name}"
+        reason = f"snapshot {name} was removed" if was_there else f"there is no snapshot {name}"
         raise CacheError(self.path, f"{reason} (kept: {', '.join(ids) or 'none'})")
 
     def lease(self) -> tuple[Snapshot, Lease]:

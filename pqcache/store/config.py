@@ -126,7 +126,7 @@ def _check_names(document: Mapping[str, Any]) -> None:
         from difflib import get_close_matches  # a correct file does not need it
 
         nearest = get_close_matches(name.lower().replace("-", "_"), known, 1, 0.5)
-        meant = f"'{nearest[0]}' is the nearest that is" if nearest else f"these are: {', '.join(sorted(known))}"
+        meant = f"did you mean '{nearest[0]}'?" if nearest else f"these are: {', '.join(sorted(known))}"
         raise UsageError("", f"'{name}' is not known, {meant}")
 
 

@@ -191,14 +191,14 @@ class ServedCache:
         except CacheLocked:
             raise
         except CacheError:
-            raise RequestRefused(410, f"snapshot {name} is not kept any more") from None
+            raise RequestRefused(410, f"snapshot {name} was removed") from None
 
     def _why_not(self, leased: LeasedSnapshot, path: str, error: OSError) -> tuple[int, str]:
         if not leased.snapshot.path.is_dir():  # a file system without locks, or somebody's rm
             with self._lock:
                 if self._leased.pop(leased.snapshot.id, None) is not None:
                     leased.lease.close()
-            return 410, f"snapshot {leased.snapshot.id} is not kept any more"
+            return 410, f"snapshot {leased.snapshot.id} was removed"
         if isinstance(error, FileNotFoundError):
             return 500, f"{path} is missing: it is damaged"
         if isinstance(error, PermissionError):

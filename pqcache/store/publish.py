@@ -160,7 +160,7 @@ def gc(cache: str | os.PathLike[str], *, on_event: OnEvent = ignore, **given: Un
             remove_empty(target)
         for snapshot in target.snapshots() if age else ():
             if _age(snapshot) < 0:
-                reason = "its time is in the future, so how old it is is not known"
+                reason = "its time is in the future, so its age is unknown"
                 on_event(Warned(f"{snapshot.path}: kept: {reason}; without --older-than it counts as any other"))
         gone = {snapshot.id for snapshot in removed}
         kept = tuple(snapshot.id for snapshot in target.snapshots() if snapshot.id not in gone)

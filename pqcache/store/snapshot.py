@@ -130,7 +130,7 @@ class Lease:
             if time.monotonic() >= deadline:
                 holder = lock_holder(self._file.fileno()) or "another process"
                 self._file.close()
-                reason = f"{holder} keeps it locked, as only gc does, and for a moment"
+                reason = f"{holder} keeps it locked, which only gc does, and only briefly"
                 raise CacheLocked(snapshot.path / LEASE, reason, "end that process, or try again")
             time.sleep(0.01)
         try:  # gc may have moved it away between open and flock
@@ -269,7 +269,7 @@ def check_not_held(cache: Path) -> None:
     """Raise CacheError if the cache is held."""
     if (hold := read_kept(cache).hold) is not None:
         reason = f"held since {hold.time} by {hold.by}, and this would publish a snapshot"
-        raise CacheError(cache, reason, f"end that with 'pqcache rollback {quoted(cache)} --release' first")
+        raise CacheError(cache, reason, f"end the hold with 'pqcache rollback {quoted(cache)} --release' first")
 
 
 def rolled_back_from(cache: Path, current: Snapshot | None) -> str | None:

@@ -156,7 +156,7 @@ def unpin(
         kept = read_kept(target.path)
         found = snapshot if snapshot in kept.pins else kept.id_of(snapshot) or target.snapshot(snapshot).id
         if found not in kept.pins:
-            raise UsageError(found, "is not pinned", f"'pqcache snapshots {quoted(cache)}' lists what is")
+            raise UsageError(found, "is not pinned", f"'pqcache snapshots {quoted(cache)}' lists the pins")
         kept = replace(kept, pins={known: name for known, name in kept.pins.items() if known != found})
         write_kept(target.path, kept)
         record.end({"snapshot": found})
@@ -293,7 +293,7 @@ def _candidate(cache: CacheDirectory, accepts: bool) -> Snapshot | None:
         raise UsageError("--accept", "no snapshot waits to be published", f"run 'pqcache sync {quoted(cache.path)}'")
     if found is not None and not accepts and (unmet := unmet_of(found)):
         advice = f"look at it with 'pqcache inspect {quoted(cache.path)} --candidate', and publish it with --accept"
-        raise UsageError(found.id, f"is not what was expected: {'; '.join(unmet)}", advice)
+        raise UsageError(found.id, f"does not meet the rules of [expect]: {'; '.join(unmet)}", advice)
     return found
 
 
@@ -323,5 +323,5 @@ def _check(snapshot: Snapshot) -> None:
         number = format_count(len(damaged), "file")
         reason = f"{number} of it missing or not as written, like {min(damaged)}"
         is_candidate = snapshot.path.parent.name == CANDIDATE
-        advice = "run 'pqcache sync', which makes it again" if is_candidate else "roll back to another one"
+        advice = "run 'pqcache sync', which rebuilds it" if is_candidate else "roll back to another one"
         raise DamagedError(snapshot.path, reason, advice)

@@ -142,7 +142,7 @@ def newest_partitions(
     names = dict.fromkeys(name for directory in sorted(sizes) for name in partition_values(directory))
     if not names:
         advice = "leave the option out, or take all of it with --newest ''"
-        raise UsageError(f"--newest {limit.text}", "needs partitions, and the table has none", advice)
+        raise UsageError(f"--newest {limit.text}", "needs partitions, but the table has none", advice)
     partitions: dict[Rank, list[str]] = {}
     for directory in sizes:
         partitions.setdefault(_rank(directory, names), []).append(directory)

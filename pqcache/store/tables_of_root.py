@@ -44,7 +44,7 @@ def find_caches(*roots: str | os.PathLike[str], may_be_none: bool = False) -> li
         path = Path(root).expanduser().absolute()
         if not path.is_dir():
             known = ", or set PQCACHE_ROOT" if not roots else ""
-            raise CacheError(path, "not a directory", f"name the directory that your caches are in{known}")
+            raise CacheError(path, "not a directory", f"name the directory that contains your caches{known}")
         found.update(dict.fromkeys(sorted(_caches(path, _DEPTH))))
     if not (found or may_be_none):
         raise CacheError(roots[0] if roots else default_root(), "has no cache below it", "name another directory")

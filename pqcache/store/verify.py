@@ -348,7 +348,9 @@ def _repair(
     if manifest is None:
         report = sync(cache.path, options=store_options, wait=options.wait, on_event=options.on_event)
         if not report.published or report.snapshot is None:
-            raise CacheError(cache.path, "its manifest is damaged and sync did not notice", "sync into a new directory")
+            raise CacheError(
+                cache.path, "its manifest is damaged, which sync did not detect", "sync into a new directory"
+            )
         return cache.snapshot(report.snapshot)
     with ExitStack() as stack, disk_errors(cache.path):
         record = stack.enter_context(recorded_run(cache, "repair", options.wait, options.on_event))
@@ -515,7 +517,7 @@ class Checker:
         self._stderr.seek(0)
         last = (self._stderr.read().decode(errors="replace").strip().splitlines() or [f"status {status}"])[-1]
         if "MemoryError" in last:
-            return "had too little memory"
+            return "ran out of memory"
         raise PqcacheError(
             "verify", f"the process that checks files cannot start: {last}", "check its memory and its libraries"
         )

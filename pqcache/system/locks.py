@@ -78,7 +78,7 @@ def has_writer(descriptor: int) -> bool:
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
-            _log("whether descriptor %d is locked by a writer is not known: %s", descriptor, error)
+            _log("whether descriptor %d is locked by a writer is unknown: %s", descriptor, error)
             if error.errno != errno.EINVAL:
                 return False
     held = try_lock(descriptor, exclusive=False)

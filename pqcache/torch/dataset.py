@@ -151,7 +151,7 @@ class ParquetDataset(ResumableDataset):
         self._check_started()
         self._reader.check_refreshes()
         if self._chosen_ranks is not None and self._chosen_ranks[0] > 1:
-            reason = "ranks agree on a snapshot through torch.distributed, which num_replicas and rank leave out"
+            reason = "ranks agree on a snapshot through torch.distributed, which num_replicas and rank bypass"
             raise UsageError("refresh", reason, "call init_process_group() and leave both out")
 
     def _refresh(self) -> None:
@@ -201,11 +201,11 @@ class ParquetDataset(ResumableDataset):
         if self._lanes is not None or self._chosen_ranks is not None:
             raise UsageError("lanes, num_replicas and rank", "give them to the mix instead")
         if callable(self.options.weights):
-            raise UsageError("weights", "passes of a mix have one length, and weights of the epoch change it")
+            raise UsageError("weights", "all passes of a mix must have the same length, and weights by epoch change it")
         if self._tally is not None:
             raise UsageError("proof=True", "a mix counts its own epochs", "leave it out")
         if not self.pad:
-            raise UsageError("pad=False", "the mix decides how its ranks end", "give it to the mix instead")
+            raise UsageError("pad=False", "the mix decides how ranks are padded", "give it to the mix instead")
         return self._reader
 
     def _rows_of_batches(self) -> tuple[int, int] | None:

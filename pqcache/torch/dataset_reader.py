@@ -248,7 +248,7 @@ class DatasetReader:
             reason = "of a mix, and of nodes that each hold a share, epochs keep their rows"
             raise UsageError("exclude", reason, "give it when the training begins, without a state")
         if new and state.batch and (self.options.batch_size is None or isinstance(self.options.pack, Pack)):
-            reason = "within an epoch, batches without them would not be batches: rows are single, or packed"
+            reason = "rows are single or packed, so an epoch that has begun cannot drop some"
             raise UsageError("exclude", reason, "give it with a state from the beginning of an epoch")
         return [*before, *((state.epoch + (state.batch > 0), one) for one in new)]
 

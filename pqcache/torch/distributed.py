@@ -102,7 +102,7 @@ def gather_shares(data: LocalDataset, groups: RowGroups) -> NodeShares | None:
     if of_torch() is None or get_worker_info() is not None:
         raise UsageError(
             f"{data.cache or data.root}",
-            f"holds share {shard} alone, and how many batches the other nodes have is known through torch.distributed",
+            f"holds share {shard} alone, and the other nodes' numbers of batches come through torch.distributed",
             "call init_process_group() before opening or resuming the dataset in the trainer's "
             "process, or give num_replicas= and rank= to read this share by itself",
         )
@@ -188,7 +188,7 @@ def _check_rows(shares: Sequence[RankShare]) -> None:
             raise UsageError(
                 f"share {share.shard}",
                 "no row of it is selected, so its ranks would have no batch",
-                "instead of filters, say 'pqcache sync CACHE --where ...' on all nodes, which divides "
+                "instead of filters, use 'pqcache sync CACHE --where ...' on all nodes, which divides "
                 "what is left evenly",
             )
 

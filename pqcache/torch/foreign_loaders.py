@@ -127,7 +127,7 @@ def check_fit(fit: Any, loader: Any) -> None:
         )
         raise UsageError(f"Loader(refresh={loader.refresh!r})", reason, advice)
     if fit.trainer.overfit_batches and loader.dataset._is_shuffled:
-        reason = "each epoch has another order, so that these would be other batches each time"
+        reason = "each epoch has a different order, so these would be different batches each time"
         raise UsageError(f"overfit_batches={fit.trainer.overfit_batches}", reason, "give the dataset shuffle=False")
     if not fit.restarting:
         return

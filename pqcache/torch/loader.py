@@ -44,13 +44,13 @@ PREFETCH = 4  # messages of each worker: torch's 2 leave workers idle where batc
 
 _UNEVEN = (
     "pad=False: some ranks have one batch less than others, and gradients are on. Training with DDP or FSDP "
-    "would wait for ever: leave pad=False out there, and evaluate within torch.no_grad()"
+    "would wait forever: leave pad=False out there, and evaluate within torch.no_grad()"
 )
 _AGAIN = (
-    "another Loader of this dataset has left its epoch half way, and this one begins it again, with the same batches: "
+    "another Loader of this dataset left its epoch unfinished, and this one begins it again, with the same batches: "
     "use one Loader for all epochs, or call loader.set_epoch(epoch) before each"
 )
-_BY_DATASET = "say it to the dataset, which makes the batches"
+_BY_DATASET = "give it to the dataset, which makes the batches"
 _BY_FILTERS = "the dataset has an order of its own; filters= and rows= choose rows"
 _REFUSED: dict[str, tuple[Any, str]] = {  # DataLoader's arguments: the harmless value, and advice
     "batch_size": (None, _BY_DATASET),

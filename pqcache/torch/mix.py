@@ -80,7 +80,7 @@ class Mix(ResumableDataset):
             if not isinstance(dataset, ParquetDataset):
                 raise UsageError("datasets", f"{name!r} is not a ParquetDataset")
         if len({id(dataset) for dataset in datasets.values()}) < len(datasets):
-            raise UsageError("datasets", "one of them is there under two names", "construct it twice")
+            raise UsageError("datasets", "one dataset has two names", "construct it twice")
         if within_batch and weights is not None:
             reason = "with within_batch=True the batch sizes of the datasets are their shares of each batch"
             raise UsageError("weights", reason, "leave it out")

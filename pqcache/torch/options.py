@@ -42,9 +42,7 @@ class IterationOptions(OrderOptions):
         if self.stall_timeout == 0:
             raise UsageError("stall_timeout=0", "every batch takes longer", "give a time, or None")
         if self.drop_last and not self.pad:
-            reason = (
-                "both say what becomes of the last round: drop_last=True leaves it out, pad=False does not fill it up"
-            )
+            reason = "both decide about the last round: drop_last=True leaves it out, pad=False does not fill it up"
             raise UsageError("drop_last=True and pad=False", reason, "choose one of them")
         if (self.num_replicas is None) != (self.rank is None):
             raise UsageError("num_replicas and rank", "give both or neither")
@@ -143,7 +141,7 @@ class DatasetOptions(EpochOptions, IterationOptions):
             raise UsageError(
                 "transform_workers",
                 "the transform takes no generator: threads share those of random, numpy and torch",
-                "write it as transform(batch, generator), with a numpy.random.Generator; it may leave it unused",
+                "write it as transform(batch, generator), with a numpy.random.Generator; it may ignore it",
             ) from error
 
     def _check_proof(self) -> None:

@@ -275,14 +275,13 @@ class Progress:
         if is_of_workers and int(numbers[_PASS, 0]) != self._generation:
             raise UsageError(
                 "set_epoch()",
-                "an epoch was set in the moment in which the workers began to read another one",
+                "an epoch was set just as the workers began to read another one",
                 "set it before the iteration begins, or after its first batch",
             )
         if int(numbers[_HEADER, _LATEST]) != record.generation and self.record.loaded > record.generation:
             raise UsageError(
                 "load_state_dict()",
-                "a state was loaded while this iteration was going on, or another Loader began on a new snapshot: it "
-                "ends here",
+                "a state was loaded during this iteration, or another Loader began on a new snapshot: it ends here",
                 "begin a new one, which goes on from there",
             )
 
@@ -390,7 +389,7 @@ class Tally:
             given = min(given, -(-(place.batch - share.start) // share.ranks))
         back = self._given - given
         if back >= len(self._recent):
-            reason = f"only of the last {_RECENT:,} batches it knows what was given before each"
+            reason = f"it only tracks the last {_RECENT:,} batches"
             raise UsageError("proof=True", reason, "take the state sooner, or from the Loader")
         if not given:
             return list(self._earlier)

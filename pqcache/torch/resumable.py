@@ -137,8 +137,8 @@ class ResumableDataset(IterableDataset[Batch]):
 
     def __getitem__(self, index: Any) -> Any:
         """Raise UsageError: `random_split` and `Subset` need a dataset without an order of its own."""
-        reason = "it is iterated, and has no item by number, which random_split and Subset ask for"
-        advice = "for a part of its rows pass split=Split(KEY, 0.0, 0.8), or limit=; for certain rows rows="
+        reason = "it can only be iterated, and random_split and Subset need items by number"
+        advice = "for a part of its rows pass split=Split(KEY, 0.0, 0.8), or limit=; for specific rows rows="
         raise UsageError(f"{type(self).__name__}[{index!r}]", reason, advice)
 
     @property

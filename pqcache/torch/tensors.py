@@ -99,7 +99,7 @@ def null_error(name: str, count: int, where: str, nulls: Conversion, fields: Seq
     mask = "" if nulls.inside or nulls.fill else "nulls='mask', or "
     return ParquetError(
         f"column {name!r}",
-        f"it holds nulls ({count} in {where}), which no tensor can",
+        f"it holds nulls ({count} in {where}), which a tensor cannot hold",
         f"pass {mask}nulls={{{values}}} to fill them, or leave the column out with columns=",
     )
 

@@ -95,11 +95,11 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
     def _pqcache_evaluation(self, dataset: ResumableDataset) -> DataLoader[Any]:
         _check_arguments(self, dataset, "per_device_eval_batch_size")
         if dataset is self.train_dataset:
-            raise UsageError("eval_dataset", "it is the train_dataset, which is in use", "make a second dataset")
+            raise UsageError("eval_dataset", "it is also the train_dataset", "make a second dataset")
         if dataset._rows_of_batches() is None and self.args.world_size > 1:
             raise UsageError(
                 "eval_dataset",
-                "of a Mix or a node's share the Trainer does not know which rows are repeated, and batches may differ",
+                "the Trainer cannot tell which rows of a Mix or a node's share are repeated, and batches may differ",
                 "evaluate the datasets of a Mix one by one, as eval_dataset={NAME: dataset}, and of a cache that every "
                 "node has completely",
             )
@@ -217,5 +217,5 @@ def _check_arguments(trainer: Any, dataset: ResumableDataset, batch_size: str) -
     default = type(trainer.args).__dataclass_fields__[batch_size].default
     if rows is not None and said not in (default, rows[0]):
         raise UsageError(
-            f"{batch_size}={said}", f"the dataset has batch_size={rows[0]}", "leave it out, or say the same"
+            f"{batch_size}={said}", f"the dataset has batch_size={rows[0]}", "leave it out, or give the same value"
         )

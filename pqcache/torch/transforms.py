@@ -335,7 +335,7 @@ class TransformRunner:
             at = item.position
             failed = FailedRow(epoch=at.epoch, index=at.index, file=file, row_group=row_group, row=number, error=text)
             rows.append(failed if row >= 0 else replace(failed, row=-1))
-            log.warning("the transform failed, and another row comes in its place: %s", rows[-1])
+            log.warning("the transform failed, and another row replaces it: %s", rows[-1])
         if self._failures is not None:
             self._failures.append(rows)
         self._count += len(rows)

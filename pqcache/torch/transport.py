@@ -285,7 +285,7 @@ def _gone(process: int) -> RuntimeError:
     deadline = time.monotonic() + _ENDING
     while not has_ended(process) and time.monotonic() < deadline:
         time.sleep(0.01)
-    return RuntimeError("a worker's shared memory is gone; has the worker been killed?")
+    return RuntimeError("a worker's shared memory is gone; it may have been killed")
 
 
 def _slots() -> Slots:

@@ -81,7 +81,7 @@ def test_lines_come_from_the_first_minute_on_whatever_happens(
         on_event(Advanced("list", 2000))
         assert becomes_true(lambda: has("listing: 2,000 files"))
         on_event(Reused(8 << 20, 40 << 20))
-        assert has("resuming: 8 MB of 40 MB are here")
+        assert has("resuming: 8 MB of 40 MB are already here")
         on_event(Started("fetch", 32 << 20, files=4))
         on_event(Started("rewrite", 40 << 20))
         on_event(Advanced("fetch", 8 << 20))

@@ -143,7 +143,7 @@ def test_which_batches_has_to_be_said(cache: Path, tmp_path: Path) -> None:
         done = run_pqcache("rows", cache, "--state", "state.json", *words)
         assert (done.returncode, done.stderr) == (
             2,
-            "pqcache: error: rows: which batches is not said; give either --batch or --last\n",
+            "pqcache: error: rows: no batch is named; give either --batch or --last\n",
         )
     done = run_pqcache("rows", cache, "--state", "state.json", "--last", "1", "--epoch", "0")
     assert done.returncode == 2

@@ -235,7 +235,7 @@ def test_a_reader_that_goes_away_is_an_error_of_one_line(tmp_path: Path) -> None
     os.close(reader)
     done = subprocess.run([*PQCACHE, "help"], stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60)
     os.close(writer)
-    assert (done.returncode, done.stderr) == (1, "pqcache: error: the output: closed by its reader before the end\n")
+    assert (done.returncode, done.stderr) == (1, "pqcache: error: the output: its reader closed it early\n")
 
 
 def test_a_narrow_terminal_shows_the_last_column_below(tmp_path: Path) -> None:

@@ -336,7 +336,7 @@ def test_a_link_of_another_user_out_of_the_source_is_refused(what: str, tmp_path
     link.parent.mkdir(exist_ok=True)
     link.symlink_to(tmp_path / "private" / name)
     os.chown(link, NOBODY, NOBODY, follow_symlinks=False)
-    with pytest.raises(pqcache.SourceError, match=f"{link}: is a link of nobody to a place outside of the source"):
+    with pytest.raises(pqcache.SourceError, match=f"{link}: is a link of nobody to a file outside the source"):
         pqcache.sync(str(lake), cache)
     os.chown(link, 0, 0, follow_symlinks=False)
     assert pqcache.sync(str(lake), cache).rows == 60
@@ -362,7 +362,7 @@ def test_links_of_others_count_by_where_they_lead(tmp_path: Path) -> None:
     link.symlink_to(tmp_path / "private.parquet")
     assert pqcache.sync(str(link), tmp_path / "own").files == 1
     os.chown(link, NOBODY, NOBODY, follow_symlinks=False)
-    with pytest.raises(pqcache.SourceDenied, match=r"latest\.parquet: is a link of nobody to a place outside"):
+    with pytest.raises(pqcache.SourceDenied, match=r"latest\.parquet: is a link of nobody to a file outside"):
         pqcache.sync(str(link), tmp_path / "outside")
 
 

@@ -68,7 +68,7 @@ def test_means_what_sql_means(condition: str) -> None:
         ("region = 'kr'", "no column 'region'; there are: dt, hour"),
         ("hour = 'noon'", "'noon' is not a value of hour"),
         ("hour + 1 = 2", "is not a column"),
-        ("dt = hour", "'hour' is not a constant but a column; write text in quotes: 'hour'"),
+        ("dt = hour", "'hour' is a column, not a constant; write text in quotes: 'hour'"),
         ("dt = null", "IS NULL"),
         ("dt", "is not a condition"),
         ("dt = 2026-11-01", "2026-11-01 without quotes is arithmetic; write dates and times in quotes: '2026-11-01'"),

@@ -189,16 +189,16 @@ def test_the_command_is_one_for_a_shell(source: Path, tmp_path: Path) -> None:
     with pytest.raises(CacheError) as ended:
         epoch(filler.cache.path)
     words = shlex.split(ended.value.advice)
-    assert words[:3] == ["go", "on", "with:"]
-    assert words[3:] == ["pqcache", "sync", str(tmp_path / "the lake"), str(filler.cache.path), "--fill"]
+    assert words[:2] == ["continue", "with:"]
+    assert words[2:] == ["pqcache", "sync", str(tmp_path / "the lake"), str(filler.cache.path), "--fill"]
 
 
 @pytest.mark.parametrize(
     ("changed", "said", "is_abandoned"),
     [
-        ({"source": "s3://lake/other"}, "it is to be a copy of s3://lake/other now, and row group", True),
-        ({"columns": ("id", "title")}, "it is to be a copy of .*, the columns id, title now, and row group", False),
-        ({"where": "dt = '2026-11-01'"}, "it is to be a copy of .*, where dt = '2026-11-01' now, and row", False),
+        ({"source": "s3://lake/other"}, "the cache is now set to copy s3://lake/other, and row group", True),
+        ({"columns": ("id", "title")}, "the cache is now set to copy .*, the columns id, title, and row group", False),
+        ({"where": "dt = '2026-11-01'"}, "the cache is now set to copy .*, where dt = '2026-11-01', and row", False),
     ],
 )
 def test_a_cache_that_is_to_hold_something_else_says_what(
@@ -230,7 +230,7 @@ def test_a_run_that_is_killed_while_rows_are_waited_for_is_noticed(source: Path,
     filler = Filler(source, tmp_path / "cache")
     killed = threading.Thread(target=lambda: wait_for_wanted(filler) and filler.die())
     killed.start()
-    with pytest.raises(CacheError, match="go on with: pqcache sync"):
+    with pytest.raises(CacheError, match="continue with: pqcache sync"):
         epoch(tmp_path / "cache", columns=["title"])  # waits for the texts that it looks at
     killed.join()
     again = Filler(source, tmp_path / "cache")

@@ -70,7 +70,7 @@ def test_a_run_that_has_ended(reads: LocalReads, tmp_path: Path) -> None:
     found = pqcache.inspect(cache)
     assert found.arriving is not None
     assert found.arriving.run == ""
-    assert "no run fetches it" in run_pqcache("inspect", cache).stdout
+    assert "no run is fetching it" in run_pqcache("inspect", cache).stdout
 
 
 def test_a_first_sync_at_work_is_said(tmp_path: Path) -> None:

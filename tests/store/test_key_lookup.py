@@ -371,7 +371,7 @@ def test_rows_belong_to_their_snapshot(cache: Cache, lake: Path) -> None:
         return not (cache.path / "snapshots" / rows.snapshot).exists()
 
     assert becomes_true(collected)  # threads that decoded let go of the lease a moment after the last batch
-    with pytest.raises(CacheError, match=f"{rows.snapshot} is not kept any more"):
+    with pytest.raises(CacheError, match=f"{rows.snapshot} was removed"):
         cache.read(rows)
     assert cache.read(cache.lookup("id", [5, 100_005]), ["id"])["id"].to_pylist() == [5, 100_005]
     assert cache.read(cache.lookup("id", -1), ["id", "dt"]).schema.names == ["id", "dt"]

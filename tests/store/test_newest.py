@@ -95,7 +95,7 @@ def test_one_number_written_in_two_ways_is_one_partition() -> None:
 
 @pytest.mark.parametrize("table", [{"": 5}, {"2026/11": 5, "2026/12": 5}])
 def test_a_table_without_partitions_is_refused(table: dict[str, int]) -> None:
-    with pytest.raises(UsageError, match=r"--newest 3: needs partitions, and the table has none.*--newest ''"):
+    with pytest.raises(UsageError, match=r"--newest 3: needs partitions, but the table has none.*--newest ''"):
         newest_partitions(table, parse_newest("3"))
 
 

@@ -264,7 +264,7 @@ def test_no_run_puts_another_source_in_the_place_of_the_one_that_is_read(small_r
     dataset = ParquetDataset(small_run / "cache", columns=["id"], batch_size=40, source=str(source))
     write_config(small_run / "cache", Config(source="s3://lake/other"))
     filler.die()
-    with pytest.raises(CacheError, match="it is to be a copy of s3://lake/other now"):
+    with pytest.raises(CacheError, match="the cache is now set to copy s3://lake/other"):
         list(Loader(dataset))
     with pytest.raises(UsageError, match="is a copy of s3://lake/other, and not of"):
         background_run.ensure_filling(

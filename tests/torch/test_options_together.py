@@ -85,7 +85,7 @@ def test_parts_by_number_name_split(root: Path) -> None:
     ds = dataset(root)
     half, _ = random_split(ds, [0.5, 0.5])
     for call in (lambda: ds[0], lambda: half[0], lambda: Subset(ds, [1])[0], lambda: Mix({"a": ds})[0]):
-        with pytest.raises(UsageError, match=r"no item by number.*; for a part of its rows pass split=Split"):
+        with pytest.raises(UsageError, match=r"need items by number.*; for a part of its rows pass split=Split"):
             call()
     with pytest.raises(UsageError, match="pass split=Split"):
         list(DataLoader(half, batch_size=2, num_workers=1))

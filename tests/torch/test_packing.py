@@ -111,9 +111,9 @@ def test_packed_record_batches_that_make_no_sense(root: Path, tmp_path: Path) ->
     for options, message in (
         ({"pack": by_tokens, "batch_size": 3}, "tokens_per_batch= says how large"),
         ({"pack": Pack("tokens", 32, ids=["cu_seqlens"])}, "no column of a record batch"),
-        ({"pack": pack, "balance": "id"}, "weights and pack: the sequences of an epoch are packed once"),
-        ({"pack": by_tokens, "weights": {"id": {1: 2, ...: 1}}}, "packed once"),
-        ({"pack": pack, "sequence": Sequence(2, order_by="id")}, "both make something of several rows"),
+        ({"pack": pack, "balance": "id"}, "weights and pack: packing uses each document once"),
+        ({"pack": by_tokens, "weights": {"id": {1: 2, ...: 1}}}, "packing uses each document once"),
+        ({"pack": pack, "sequence": Sequence(2, order_by="id")}, "both combine several rows"),
         ({"pack": pack, "memory": "3KB"}, "too much for memory"),
     ):
         with pytest.raises(UsageError, match=message):
@@ -199,7 +199,7 @@ def test_options_that_do_not_fit(root: Path, options: dict[str, Any], message: s
         ({"length": True}, "length=True"),
         ({"length": 8, "strategy": "best"}, "strategy='best'"),
         ({"length": 8, "fields": "labels"}, "fields='labels'"),
-        ({"length": 8, "fields": ["tokens"]}, "a column is there twice"),
+        ({"length": 8, "fields": ["tokens"]}, "duplicate column"),
         ({"length": 8, "ids": True}, "ids=True: not a list of names"),
         ({"length": 8, "ids": ["segment_ids"]}, "ids names 'segment_ids'"),
         ({"length": 8, "fields": ["document_ids"]}, "'document_ids' is a column and one of ids"),

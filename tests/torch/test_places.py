@@ -227,7 +227,7 @@ def test_a_state_that_is_loaded_in_a_loop_ends_it(table: Path, kind: str, worker
         next(batches)
     place.load_state_dict(state)
     assert place.state_dict() == state
-    with pytest.raises(UsageError, match=r"a state was loaded while this iteration was going on.*begin a new one"):
+    with pytest.raises(UsageError, match=r"a state was loaded during this iteration.*begin a new one"):
         next(batches)
     assert places_of(read) == [(0, index) for index in range(2, BATCHES)]
     assert places_of(read)[0][0] == ("loader" in kind), "a Loader counts epochs"
@@ -238,7 +238,7 @@ def test_workers_of_a_plain_loader_end_when_a_state_is_loaded(table: Path) -> No
     read, data = reading("plain", table, 2)
     batches = iter(read)
     data.load_state_dict(dataset(table).state_dict(after=next(batches)))
-    with pytest.raises(UsageError, match="a state was loaded while this iteration was going on"):
+    with pytest.raises(UsageError, match="a state was loaded during this iteration"):
         list(batches)
     assert places_of(read) == [(0, index) for index in range(1, BATCHES)]
 

@@ -140,7 +140,7 @@ def test_a_snapshot_that_is_gone(lake: Lake) -> None:
     pqcache.gc(lake.cache)
     resumed = Loader(lake.dataset())
     with pytest.raises(
-        CacheError, match=r"not kept any more \(kept: .*load_state_dict\(state, snapshot=.current.\).*pin"
+        CacheError, match=r"was removed \(kept: .*load_state_dict\(state, snapshot=.current.\).*pin"
     ) as info:
         resumed.load_state_dict(state)
     assert kept in str(info.value)
@@ -243,7 +243,7 @@ def test_refused(lake: Lake, table: Path) -> None:
         (ParquetDataset(table), "only a cache has a current snapshot"),
         (ParquetDataset(lake.cache / "current"), "only a cache has a current snapshot"),
         (lake.dataset(snapshot="1"), "made for '1'"),
-        (lake.dataset(num_replicas=2, rank=1), "num_replicas and rank leave out"),
+        (lake.dataset(num_replicas=2, rank=1), "num_replicas and rank bypass"),
         (Mix({"a": lake.dataset()}), "a mix goes on within its datasets"),
     ):
         with pytest.raises(UsageError, match=reason):

@@ -312,11 +312,11 @@ def test_states_that_do_not_fit_are_refused(shop: Path, tmp_path: Path) -> None:
         ({}, "not a state of a ParquetDataset"),
         ([], "not a state of a ParquetDataset"),
         (mix.state_dict(), "the state of a Mix"),
-        ({**state, "format": 1}, "format 1, in whose order a batch has other rows"),
+        ({**state, "format": 1}, "format 1, whose order puts other rows into a batch"),
         ({**state, "lanes": "1"}, "no sound 'lanes'"),
         ({**state, "piece": -1}, "no sound 'piece'"),
         ({**state, "batch_size": 0}, "no sound 'batch_size'"),
-        ({**state, "snapshot": "listing-12"}, "its nodes hold a share each"),
+        ({**state, "snapshot": "listing-12"}, "each of its nodes holds a share"),
         ({**state, "snapshot": "files-12"}, "have changed since"),
     ):
         with pytest.raises(UsageError, match=message):

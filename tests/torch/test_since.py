@@ -246,5 +246,5 @@ def test_a_base_that_a_rollback_has_left(lake: Lake) -> None:
     pqcache.gc(lake.cache, keep=1)
     assert lake.new(lake.nights[1]) == {5, 3, 8}
     assert lake.new(lake.nights[3]) == {8}, "as it was found before"
-    with pytest.raises(UsageError, match=r"since='.*-0003': a rollback has left it and it is not kept any more"):
+    with pytest.raises(UsageError, match=r"since='.*-0003': it was rolled back and removed"):
         ParquetDataset(lake.cache, since=lake.nights[2])

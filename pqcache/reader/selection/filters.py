@@ -232,8 +232,8 @@ def _new_files(data: LocalDataset, base: str) -> tuple[Bools, Bools | None]:
                 held.setdefault(file.path, []).append(file.identity)
     except CacheError as error:  # it is not kept any more
         if is_left:
-            reason = "a rollback has left it and it is not kept any more, so its files are not known"
-            raise UsageError(f"since={base!r}", reason, "name the snapshot that was rolled back to") from error
+            reason = "it was rolled back and removed, so its files are unknown"
+            raise UsageError(f"since={base!r}", reason, "name the snapshot that the rollback made current") from error
         return _of_each(data, entries, lambda entry: entry.since > number), None
 
     def is_held(file: SourceFile) -> bool:

@@ -63,7 +63,9 @@ class Sequence:
                 raise UsageError("sequence", f"{name}={value!r}: give a whole number of at least 1")
         if self.length > _MOST_STEPS:
             raise UsageError(
-                "sequence", f"length={self.length}: give at most {_MOST_STEPS:,}", "it lies in one row group"
+                "sequence",
+                f"length={self.length}: give at most {_MOST_STEPS:,}",
+                "a sequence lies within one row group",
             )
         if not isinstance(self.order_by, str):
             raise UsageError("sequence", f"order_by={self.order_by!r}: name one column")

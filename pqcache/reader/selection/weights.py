@@ -48,7 +48,7 @@ _MOST_LABELS = 100_000
 def check_weights(weights: Any, balance: Any) -> None:
     """Check what doesn't need the dataset; names and values are checked when used."""
     if weights is not None and balance is not None:
-        raise UsageError("weights and balance", "both say how often rows come", "choose one of them")
+        raise UsageError("weights and balance", "both set how often rows come", "choose one of them")
     if balance is not None and not isinstance(balance, str):
         raise UsageError(f"balance={balance!r}", "name one column")
     if weights is not None and not callable(weights):

@@ -96,7 +96,7 @@ def read_xml(path: str, *, strict: bool = False, missing: str = "") -> dict[str,
             raise UsageError(path, "no such file", missing) from error
         return {}
     except (OSError, SyntaxError, ValueError, LookupError) as error:
-        raise UsageError(path, str(error), "it must be readable XML") from error
+        raise UsageError(path, str(error), "make it readable, valid XML") from error
     if root.tag != "configuration" or (
         strict and any(item.tag != "property" or not item.findtext("name") for item in root)
     ):

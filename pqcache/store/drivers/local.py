@@ -241,7 +241,7 @@ class LocalSource(Source):
                 owner = user_name(status.st_uid)
                 raise SourceDenied(
                     self._name(name),
-                    f"is a link of {owner} to a place outside of the source, which {owner} may not be able to read",
+                    f"is a link of {owner} to a file outside the source, which {owner} may not be able to read",
                     "make the link yourself, or replace it by the file",
                 )
         if not links:

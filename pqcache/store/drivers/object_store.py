@@ -126,7 +126,7 @@ def _from_host(shown: str, host: str) -> dict[str, str]:
     match = re.fullmatch(r"([^.:@/]+)\.(?:dfs|blob)\.([\w.-]+)", host)
     if match is None:
         advice = "write CONTAINER@ACCOUNT.dfs.core.windows.net, or CONTAINER alone with -o endpoint=URL"
-        raise UsageError(shown, "does not say which account it is in", advice)
+        raise UsageError(shown, "names no storage account", advice)
     account, cloud = match.groups()
     if cloud == "core.windows.net":
         return {"account_name": account}
@@ -415,7 +415,9 @@ class ObjectStoreTarget(StoreTarget):
         with item.file.open("rb") as file:
             file.seek(start)
             if tail != file.read():
-                raise SourceUnavailable(name, "is not the file that was copied there", "see whether others write there")
+                raise SourceUnavailable(
+                    name, "is not the file that was copied there", "check whether something else writes there"
+                )
 
     def _call(self, path: str, call: Callable[[str], object], seconds: float | None = None) -> None:
         limit = max(self._timeout, _PART_TIMEOUT) * (_CLIENT_TRIES + 1) if seconds is None else seconds

@@ -353,7 +353,7 @@ class _KeyChecker:
         if not is_new and (key == self.last or self._seen is not None):
             raise self.error(f"lists {printable(key)} twice")
         if not is_new:
-            raise self.error(f"lists {printable(key)} after {printable(self.last)}, out of order or once more")
+            raise self.error(f"lists {printable(key)} after {printable(self.last)}, out of order or repeated")
         if not key.startswith(self._prefix):
             raise self.error(f"lists {printable(key)}, which is not below it")
         self.last, self.count = key, self.count + 1

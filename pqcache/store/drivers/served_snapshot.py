@@ -140,12 +140,12 @@ class ServedSource(HttpSource):
         except _SnapshotGone as gone:
             if self._fixed:
                 raise
-            reason = f"snapshot {printable(name)} was current and went before it was read"
+            reason = f"snapshot {printable(name)} was current, and was removed before it was read"
             raise SourceUnavailable(self.url, reason, "sync again") from gone
         seen = new_checksum()
         seen.update(data)
         if len(data) > MAX_ANSWER or checksum_text(seen) != tag:
-            raise SourceUnavailable(self.url, "the manifest was damaged on its way, or cut short")
+            raise SourceUnavailable(self.url, "the manifest was damaged in transit, or cut short")
         from pqcache.store.manifest_file import parse_manifest  # and pyarrow, which takes its time to import
 
         try:
@@ -247,7 +247,7 @@ def _token(options: Mapping[str, str]) -> str:
         return checked_token(token, "-o token")
     if file is not None and not os.path.isabs(file):
         raise UsageError(
-            f"-o token_file={file}", "is a relative path", "later runs may start elsewhere: write all of it"
+            f"-o token_file={file}", "is a relative path", "later runs may start elsewhere: give an absolute path"
         )
     return read_token(file)
 

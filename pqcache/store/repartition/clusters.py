@@ -124,7 +124,7 @@ class DaskExecutor(ClusterExecutor):
     def no_worker(self) -> str:
         if self._client.scheduler_info(n_workers=-1)["workers"]:
             return ""
-        return f"no worker is there yet; waiting for one ('dask worker {self.scheduler}')"
+        return f"no worker has joined yet; waiting for one ('dask worker {self.scheduler}')"
 
     def on_workers(self, function: Callable[[str], Any], argument: str) -> list[tuple[str, Any]]:
         found = self._client.run(function, argument, on_error="return")
@@ -185,7 +185,7 @@ class RayExecutor(ClusterExecutor):
 
     @property
     def no_worker(self) -> str:
-        return "" if self._cpus() else "no node with a CPU is there yet; waiting for one"
+        return "" if self._cpus() else "no node with a CPU has joined yet; waiting for one"
 
     def _nodes(self) -> list[dict[str, Any]]:
         return [node for node in self._ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
@@ -292,7 +292,7 @@ class SparkExecutor(ClusterExecutor):
     @property
     def no_worker(self) -> str:
         executors = self._context._jsc.sc().getExecutorMemoryStatus().size() - 1  # and the driver
-        return "" if executors or self.scheduler.startswith("local") else "no executor is there yet; waiting for one"
+        return "" if executors or self.scheduler.startswith("local") else "no executor has started yet; waiting for one"
 
     def on_workers(self, function: Callable[[str], Any], argument: str) -> list[tuple[str, Any]]:
         return list(dict(self._outcomes(function, (argument,), _CHECKS * self._context.defaultParallelism)).items())

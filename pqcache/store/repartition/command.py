@@ -150,7 +150,7 @@ def _repartition_cache(
         remembered = read_config(cache.path)
         config = updated(remembered, changes)
         if config.shuffle is None and remembered.shuffle is not None:
-            reason = "the order of the rows before they were shuffled is not in the cache"
+            reason = "the cache does not know the order of the rows before the shuffle"
             advice = f"delete shuffle in {cache.path / CONFIG}, and 'pqcache sync' fetches the files again"
             raise UsageError("--shuffle ''", reason, advice)
         if config.row_group_size is None:

@@ -299,7 +299,7 @@ def _kept_on_failure(run: _TargetRun, alone: bool) -> Iterator[None]:
         else:
             number = format_count(len(run.jobs), "partition directory", "partition directories")
             message = (
-                f"{target.url}: {len(run.done):,} of {number} are finished; what there is of it is in "
+                f"{target.url}: {len(run.done):,} of {number} are finished; the output so far is in "
                 f"{target.unfinished}, and the same command continues from there"
             )
             run.options.on_event(Warned(message))

@@ -185,7 +185,7 @@ def with_number(errors: Sequence[PqcacheError]) -> PqcacheError:
     first = errors[0]
     if len(errors) == 1:
         return first
-    reason = f"{first.reason}, the first of {len(errors):,} that cannot be taken"
+    reason = f"{first.reason}, the first of {len(errors):,} such errors"
     return type(first)(first.subject, reason, first.advice)
 
 

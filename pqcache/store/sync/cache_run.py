@@ -410,7 +410,7 @@ def _rate(text: str) -> int | None:
     except UsageError:
         raise _error(text) from None
     if rate < 1:
-        raise UsageError(f"--bwlimit {text}", "lets nothing through", f"write a size, or '{OFF}' for no limit")
+        raise UsageError(f"--bwlimit {text}", "allows no bandwidth", f"write a size, or '{OFF}' for no limit")
     return rate
 
 

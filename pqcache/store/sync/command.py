@@ -173,7 +173,7 @@ def _warn_of_changes(run: CacheRun, published: bool) -> None:
     """Warn after a rollback, and about a changed source, even if no file of the previous one was ever fetched."""
     on_event, remembered, before = run.options.on_event, run.remembered, run.previous_source
     if published and (was := rolled_back_from(run.cache.path, run.current)):
-        on_event(Warned(f"the cache was rolled back from {was}; the source as it is now is current again"))
+        on_event(Warned(f"the cache was rolled back from {was}; the source's present state is current again"))
     if run.base is None and remembered is not None and remembered.source != run.config.source:
         before = redact(remembered.source)
     if before is not None:
@@ -288,7 +288,7 @@ def _open(request: _Request, run: CacheRun, stack: ExitStack) -> Source:
         reason = "is a table, whose files are complete when they are committed"
         raise UsageError(source.url, f"{reason}; {given} is for directories", f"leave it out with {given} {none}")
     if isinstance(source, Table) and config.partition_types:
-        reason = "is a table, which has types of its own; --partition-types is for directories"
+        reason = "is a table, which declares its own types; --partition-types is for directories"
         raise UsageError(source.url, reason, "leave it out with --partition-types ''")
     return source
 
@@ -393,7 +393,7 @@ def check_order(source: str, cache: str) -> None:
         subject, reason = source, f"is a pqcache, and {cache} is not"
     else:
         return
-    raise UsageError(subject, reason, "are the two the wrong way round? It is 'pqcache sync SOURCE CACHE'")
+    raise UsageError(subject, reason, "the two may be swapped: write 'pqcache sync SOURCE CACHE'")
 
 
 def check_apart(source: str, cache: Path) -> None:
@@ -402,7 +402,7 @@ def check_apart(source: str, cache: Path) -> None:
         path = Path(local_path(source)).resolve()
         ours = cache.resolve()
         if path == ours or ours in path.parents or path in ours.parents:
-            raise UsageError(cache, f"lies in its source {path}, or holds it", "name another directory")
+            raise UsageError(cache, f"overlaps with its source {path}", "name another directory")
 
 
 def changed_source(

@@ -128,7 +128,7 @@ class _Publisher:
                 listing, moves = moved.listing, moves + 1
                 findings = replace(findings, skipped={})  # its files may be good ones
                 if moves == 1:
-                    self._warn(f"{self.source.url} changed while it was copied; going on from a new listing")
+                    self._warn(f"{self.source.url} changed while it was copied; continuing with a new listing")
                 if moves > NEW_LISTINGS:
                     raise SourceIncomplete(
                         self.source.url,

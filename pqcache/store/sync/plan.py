@@ -387,7 +387,7 @@ def _difference(before: Identity, after: Identity) -> str:
         return f"was modified at {_time(after.mtime_ns)}, not {_time(before.mtime_ns)}"
     if before.tag != after.tag:
         return "has another ETag, or inode and ctime"
-    return "is held damaged, or with other columns, rows or options"
+    return "is damaged in the cache, or was fetched with other columns, rows or options"
 
 
 def _time(nanoseconds: int) -> str:

@@ -211,13 +211,13 @@ def check_deletions(
                 shard,
                 f"{format_count(len(moved), 'file')} of the {total:,} in the snapshot would go to "
                 f"other nodes, more than --max-delete {max_delete}",
-                "nothing was published, say --force if that is meant",
+                "nothing was published, give --force if that is intended",
             )
         raise SourceIncomplete(
             source,
             f"{format_count(dropped, 'file')} of the {total:,} in the snapshot would be dropped, more "
             f"than --max-delete {max_delete} (gone at the source, or left out by --where)",
-            "nothing was published, check the source and the condition, or say --force if they are meant to go",
+            "nothing was published, check the source and the condition, or give --force if that is intended",
         )
 
 
@@ -276,7 +276,7 @@ def shrunk_partitions(
         name: SourceIncomplete(
             f"{source}/{name}",
             f"was replaced, and has {now.get(name, 0):,} in place of {format_count(before[name], 'row')}; {reason}",
-            "sync again when its writer has finished, or say --force if it is meant",
+            "sync again when its writer has finished, or give --force if that is intended",
         )
         for name, reason in reasons.items()
     }
@@ -299,7 +299,7 @@ def _unsettled(directories: Collection[str], found: Iterable[SourceFile], rules:
             if not file.identity.size and name != rules.marker:
                 reasons[directory] = f"{name} is empty"
             elif not modified or modified > (rules.now - settle) * 1e9:
-                reasons.setdefault(directory, f"{name} is not known to be older than {format_seconds(settle)}")
+                reasons.setdefault(directory, f"{name} may be younger than {format_seconds(settle)}")
     return reasons
 
 
@@ -357,7 +357,7 @@ def _check_shrinkage(
             f"{format_count(sum(lost.values()), unit)} of the {total:,} in the snapshot would be dropped, more than "
             f"--max-delete {limit}, most of them from {name or 'the table'} "
             f"({format_count(before[name], unit)}, now {now.get(name, 0):,})",
-            "nothing was published, wait until its writers have finished, or say --force if they are meant to go",
+            "nothing was published, wait until its writers have finished, or give --force if that is intended",
         )
 
 

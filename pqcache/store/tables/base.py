@@ -273,7 +273,7 @@ class StoreFiles:
         else:
             is_name = "\0" not in url
         if not is_name:
-            reason = "the table names a file so, and no file can have that name"
+            reason = "the table has a file with this name, which is invalid"
             raise SourceError(printable(url), reason, CHECK_TABLE)
         found = self._in_base(url) or self._in_base(url := usual_url(url))
         if found is not None:

@@ -323,7 +323,7 @@ def file_url_of(url: str, path: str) -> str:
     if path[:5].lower() == "file:":
         if not is_local:
             reason = f"names a file of the machine that wrote it ({path}), and the table is elsewhere"
-            raise SourceError(url, reason, "write the table again with the engine that it is from")
+            raise SourceError(url, reason, "rewrite the table with its engine")
         return local_path(path if path[5:7] == "//" else f"file://{path[5:]}")
     return unquote(path) if is_local or not path.startswith("/") else f"{_authority(url)}{unquote(path)}"
 
@@ -402,7 +402,7 @@ def check_features(url: str, version: int, features: Collection[str]) -> None:
     unknown = sorted(set(features) - _READ_RIGHT)
     if unknown:
         names = ", ".join(unknown)
-        raise UsageError(url, f"is a Delta table with {names}, whose rows would not come out right", PLAIN)
+        raise UsageError(url, f"is a Delta table with {names}, so its rows would be read wrongly", PLAIN)
 
 
 def check_schema(url: str, schema: DeltaSchema) -> None:
@@ -419,7 +419,7 @@ def check_schema(url: str, schema: DeltaSchema) -> None:
         changes = (c for inner in inside for c in (inner.get("metadata") or {}).get("delta.typeChanges", ()))
         if any(change.get("toType") == "timestamp_ntz" for change in changes):
             reason = f"column {field['name']!r} was dates and is timestamps now, which old files are not read as"
-            raise UsageError(url, reason, "write the table again with the engine that it is from")
+            raise UsageError(url, reason, "rewrite the table with its engine")
 
 
 def _nested(field: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -421,7 +421,7 @@ class Metastore:
         if method in ("get_table_req", "get_table") and found.o2 is not None:
             raise SourceNotFound(self._named.url, "the metastore has no such table", "check database and name")
         if _DENIED.search(message):
-            raise SourceDenied(self._named.url, message, "ask for the right to read this table")
+            raise SourceDenied(self._named.url, message, "request permission to read this table")
         raise SourceError(self._named.url, message, _ASK)
 
     @contextmanager
@@ -430,7 +430,7 @@ class Metastore:
         try:
             yield
         except TooSlow as error:
-            raise SourceTooSlow(self._named.url, f"{self._place} sends too slowly ({error})") from error
+            raise SourceTooSlow(self._named.url, f"{self._place} responds too slowly ({error})") from error
         except (TTransportException, EOFError, OSError) as error:
             inner = getattr(error, "inner", None)
             kind = getattr(error, "type", None)
@@ -481,7 +481,7 @@ class _Socket(TSocket):  # type: ignore[misc]  # the library has no types
 
 
 _HINT = "it may need -o auth=kerberos, -o auth=plain or -o transport=framed"
-_ASK = "look into the metastore's log"
+_ASK = "check the metastore's log"
 
 
 def _values_in(name: str) -> tuple[str, ...]:
@@ -583,11 +583,7 @@ class HiveTable(Table):
         """Normalize a location to the spelling of sources; raises SourceError if it names no store."""
         location = _spelled(text)
         if not location:
-            reason = (
-                f"has the location {redact(text)!r}, which does not say in which store it is"
-                if text
-                else "has no location"
-            )
+            reason = f"has the location {redact(text)!r}, which names no store" if text else "has no location"
             raise SourceError(printable(of), printable(reason), "set it with ALTER TABLE ... SET LOCATION")
         return location
 
@@ -777,6 +773,6 @@ def check_parquet(url: str, directory: str, storage: Storage, table: TableEntry)
         advice = f"name its directory, {printable(redact(table.storage.path))}" if table.storage.path else _EXPORT
         raise UsageError(of, "is stored by Spark in a way that Hive does not know", advice)
     if storage.input_format.endswith(".SymlinkTextInputFormat"):
-        raise UsageError(of, "has lists of files in its location and not files", "name the table that it is made of")
+        raise UsageError(of, "has lists of files in its location and not files", "name the table that it refers to")
     read = " and ".join(name.rpartition(".")[2] for name in (storage.input_format, storage.serde) if name)
     raise UsageError(of, f"is not stored as Parquet; its files are read by {printable(read) or 'nothing'}", _EXPORT)

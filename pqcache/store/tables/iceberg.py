@@ -158,7 +158,7 @@ def _files(
     if len(set(uris)) < len(uris):
         twice = next(uri for uri in uris if uris.count(uri) > 1)
         reason = f"has the file {printable(twice)} twice"
-        raise UsageError(url, reason, "write the table again with the engine that it is from")
+        raise UsageError(url, reason, "rewrite the table with its engine")
     location = metadata.location.rstrip("/") + "/"
     table = metadata.table_uuid if "table_uuid" in metadata.model_fields_set else ""
     columns = table_columns(metadata, schema)

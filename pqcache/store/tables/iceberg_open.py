@@ -109,7 +109,7 @@ def _prefixes(location: str, root: str, options: OpenOptions) -> Mapping[str, st
         return {}
     raise UsageError(
         redact(root),
-        f"lies elsewhere than its metadata say: {redact(named)}",
+        f"is not at the location in its metadata: {redact(named)}",
         f"name that, or give -o {MOVED}=true to read all its files here, or -o {MOVED}=false to read them there",
     )
 
@@ -257,8 +257,8 @@ def _state(table: LoadedTable) -> str:
 def _parts(url: str) -> tuple[str, str]:
     name, _, table = url.partition("://")[2].strip("/").partition("/")
     if "@" in url or ":" in name:
-        reason = "has more than the name of a catalog"
-        raise UsageError(redact(url), reason, "its uri and its secrets belong into ~/.pyiceberg.yaml")
+        reason = "has more than a catalog and a table"
+        raise UsageError(redact(url), reason, "its uri and its secrets belong in ~/.pyiceberg.yaml")
     if not name or "/" in table or not all(table.partition(".")):
         raise UsageError(url, "names no table of a catalog", "write iceberg://CATALOG/NAMESPACE.TABLE")
     return name, table

@@ -277,7 +277,7 @@ def test_lists_and_expressions_are_as_pyarrow_takes_them(tmp_path: Path) -> None
         ([("label", "=")], "not a comparison"),
         ([(3, "=", 1)], "3 is not the name of a column"),
         (pc.field("nope") > 3, "the columns are: id, label"),
-        (pc.field("label") + 1, "no condition"),
+        (pc.field("label") + 1, "not a condition"),
         (pc.field(1) > 3, "by name, not by number"),
     ],
 )
@@ -417,7 +417,7 @@ def test_rows_belong_to_their_snapshot(lake: Path, tmp_path: Path) -> None:
 def test_rows_that_make_no_sense(cache: Path, groups: Any, offsets: Any, rows: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         ParquetDataset(cache, rows=SelectedRows(np.array(groups), np.array(offsets), np.array(rows)))
-    with pytest.raises(UsageError, match="give SelectedRows, as Cache"):
+    with pytest.raises(UsageError, match="give SelectedRows, as returned by Cache"):
         ParquetDataset(cache, rows=[1, 2])  # type: ignore[arg-type]
 
 

@@ -273,7 +273,7 @@ def test_what_makes_no_sense_is_refused(lake: Path, how: Any, error: type[Except
 
 
 def test_weights_of_the_epoch_are_refused_in_a_mix(lake: Path) -> None:
-    with pytest.raises(UsageError, match="passes of a mix have one length"):
+    with pytest.raises(UsageError, match="passes of a mix must have the same length"):
         Mix({"a": ParquetDataset(lake, ["id"], weights=lambda epoch: "w")})
 
 

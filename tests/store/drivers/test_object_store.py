@@ -338,7 +338,7 @@ def test_what_a_url_and_options_say(url: str, options: dict[str, str], config: d
         ("gs://", {}, "no bucket; write gs://BUCKET/PATH"),
         ("az://", {}, "no container; write az://CONTAINER@ACCOUNT"),
         ("az://lake/x", {}, "names no storage account; write az://CONTAINER@ACCOUNT"),
-        ("az://lake@somewhere/x", {}, "does not say which account it is in"),
+        ("az://lake@somewhere/x", {}, "names no storage account"),
         ("gs://lake/x", {"project": "p"}, "-o project=...: gs:// has no such option; it has: anon, endpoint"),
         ("az://lake/x", {"connection_string": "nonsense"}, "the connection string: has no AccountName"),
         ("gs://user:PASS@lake/x", {}, "has a user, a password or a port"),

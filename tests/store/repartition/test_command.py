@@ -55,7 +55,9 @@ def test_empty_values_are_the_defaults_again(tmp_path: Path) -> None:
     pqcache.repartition(cache, row_group_size=LIMIT, compression="zstd", shuffle=3)
     run_pqcache("repartition", cache, "--row-group-size=", "--compression=").check_returncode()
     assert (read_config(cache).row_group_size, read_config(cache).compression) == (128 << 20, None)
-    with pytest.raises(pqcache.UsageError, match=r"--shuffle '': the order .* is not in the cache; delete shuffle in "):
+    with pytest.raises(
+        pqcache.UsageError, match=r"--shuffle '': the cache does not know the order .*; delete shuffle in "
+    ):
         pqcache.repartition(cache, shuffle="")
     (cache / "pqcache.toml").write_text((cache / "pqcache.toml").read_text().replace("shuffle = 3", ""))
     pqcache.sync(cache)

@@ -104,7 +104,7 @@ def test_a_run_that_failed_continues_and_any_store_holds_the_same_bytes(
     with pytest.raises(pqcache.ParquetError, match=r"part-00001\.parquet"):
         pqcache.repartition(shop, remote.url, row_group_size=LIMIT, on_event=events.append)
     (message,) = [e.message for e in events if isinstance(e, Warned) and "are finished" in e.message]
-    assert "2 of 3 partition directories are finished; what there is of it is in " in message
+    assert "2 of 3 partition directories are finished; the output so far is in " in message
     left = message.partition(" is in ")[2].partition(", and the same")[0]
     assert left == f"{remote.url}/_pqcache" if "://" in remote.url else Path(left).is_dir(), left
     seen = {path: data for path, data in contents(remote.url).items() if not path.startswith(HIDDEN)}

@@ -165,7 +165,7 @@ def test_a_snapshot_that_is_gone_nevertheless(lake: Path, shop: Path, tmp_path: 
         assert report.published
         assert rows_of(tmp_path / "copy" / "current") == rows_of(lake)
         gone = f"{server.urls['shop']}/snapshots/20200101T000000Z-0001"
-        with closing(open_source(gone)) as source, pytest.raises(SourceNotFound, match="not kept any more"):
+        with closing(open_source(gone)) as source, pytest.raises(SourceNotFound, match="was removed"):
             list(source.list())
 
 

@@ -131,7 +131,7 @@ def test_all_else_that_publishes_is_refused(words: list[str], cache: Path) -> No
     result = run_pqcache(words[0], cache, *words[1:])
     assert result.returncode == 1
     assert "held since 20" in result.stderr
-    assert f"end that with 'pqcache rollback {cache} --release' first" in result.stderr
+    assert f"end the hold with 'pqcache rollback {cache} --release' first" in result.stderr
     assert {view.snapshot for view in pqcache.snapshots(cache)} == before
 
 
@@ -166,7 +166,7 @@ def test_gc_keeps_the_candidate_and_removes_what_it_replaced(lake: Path, cache: 
 def test_a_damaged_candidate_is_not_published_and_made_again(lake: Path, cache: Path) -> None:
     candidate = pqcache.sync(cache).candidate
     (cache / "candidate" / str(candidate) / "dt=2026-11-03" / "part-00000.parquet").unlink()
-    with pytest.raises(pqcache.DamagedError, match=r"1 file of it missing .*which makes it again"):
+    with pytest.raises(pqcache.DamagedError, match=r"1 file of it missing .*which rebuilds it"):
         pqcache.rollback(cache, release=True)
     (status,) = pqcache.status(cache).caches
     assert status.held is not None
@@ -310,7 +310,7 @@ def test_a_candidate_that_the_source_has_left_is_not_published_even_if_it_is_rea
 def test_reasons_that_cannot_be_read_keep_a_candidate_from_being_published(lake: Path, cache: Path) -> None:
     candidate = pqcache.sync(cache).candidate
     (cache / "candidate" / str(candidate) / "_pqcache" / "unmet.json").write_text("{")
-    with pytest.raises(pqcache.UsageError, match=r"not what was expected: .*unmet.json is damaged"):
+    with pytest.raises(pqcache.UsageError, match=r"does not meet the rules of \[expect\]: .*unmet.json is damaged"):
         pqcache.rollback(cache, release=True)
     assert pqcache.sync(cache).candidate != candidate
     assert pqcache.rollback(cache, release=True).published

@@ -155,7 +155,7 @@ def test_after_a_rollback_the_next_sync_publishes_the_source_and_says_so(lake: P
     report = pqcache.sync(cache, on_event=events.append)
     assert (report.published, days_in(cache)) == (True, 3)
     (said,) = [event.message for event in events if isinstance(event, Warned)]
-    assert said == f"the cache was rolled back from {third}; the source as it is now is current again"
+    assert said == f"the cache was rolled back from {third}; the source's present state is current again"
     assert numbers(cache) == [1, 3, 4], "the one that was rolled back to is kept longer than those rolled back from"
     add_day(lake, 4)
     events.clear()
@@ -218,7 +218,7 @@ def test_no_number_is_given_twice(lake: Path, cache: Path) -> None:
     pqcache.rollback(cache, "1")
     pqcache.gc(cache, keep=1)
     assert numbers(cache) == [1]
-    with pytest.raises(pqcache.CacheError, match="snapshot 3 is not kept any more"):
+    with pytest.raises(pqcache.CacheError, match="snapshot 3 was removed"):
         pqcache.rollback(cache, "3")
     pqcache.sync(cache)
     assert numbers(cache) == [1, 4]

@@ -226,7 +226,7 @@ def test_what_is_not_parquet_publishes_nothing(shop: Path, tmp_path: Path) -> No
 
 def test_cache_and_source_must_lie_apart(shop: Path) -> None:
     for inside in (shop / "cache", shop, shop.parent):
-        with pytest.raises(pqcache.UsageError, match=r"or holds it|not empty"):
+        with pytest.raises(pqcache.UsageError, match=r"overlaps with its source|not empty"):
             sync(str(shop), inside)
 
 

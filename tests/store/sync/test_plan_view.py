@@ -48,7 +48,8 @@ def test_a_dry_run_says_why(lake: Path, tmp_path: Path) -> None:
     assert left_out[one] == ("remove", "is left out by the options")
     pqcache.sync(cache)
     other = plan_of(cache, columns=["id"])
-    assert {reason for _, reason in other.values()} == {"is held damaged, or with other columns, rows or options"}
+    reason = "is damaged in the cache, or was fetched with other columns, rows or options"
+    assert {found for _, found in other.values()} == {reason}
     rewritten = plan_of(cache, row_group_size="1MB")
     assert {action for action, _ in rewritten.values()} == {"rewrite"}
 

@@ -472,7 +472,7 @@ def torn_checkpoint(log: Path) -> str:
 def null_in_a_path(log: Path) -> str:
     commit = log / f"{0:020}.json"
     commit.write_text(commit.read_text().replace('"path":"', '"path":"a%00/'))
-    return r"the table names a file so, and no file can have that name; check the table"
+    return r"the table has a file with this name, which is invalid; check the table"
 
 
 def test_a_hint_and_a_checkpoint_that_are_not_there_do_not_matter(table: Path, cache: Path) -> None:
@@ -521,7 +521,7 @@ def test_a_damaged_log_is_named(damage: Callable[[Path], str], table: Path, cach
 def test_partition_types_are_those_of_the_table(tmp_path: Path) -> None:
     table, cache = tmp_path / "table", tmp_path / "cache"
     write_deltalake(str(table), pa.table({"hour": ["07", "08", "10"], "id": [7, 8, 10]}), partition_by=["hour"])
-    with pytest.raises(UsageError, match="is a table, which has types of its own"):
+    with pytest.raises(UsageError, match="is a table, which declares its own types"):
         pqcache.sync(table, cache, partition_types={"hour": "int"})
     with pytest.raises(UsageError, match=r"hour is text, and 8 is a number; compare it as text with hour < '08'$"):
         pqcache.sync(table, cache, where="hour < 8")

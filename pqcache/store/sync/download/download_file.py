@@ -333,7 +333,9 @@ def _check_md5(transfer: _Transfer) -> None:
     if md5_of(transfer.part) != file.identity.tag:
         transfer.part.unlink()
         transfer.advance(-file.identity.size)
-        raise SourceUnavailable(transfer.source.url_of(file.path), "was damaged on its way: its MD5 is not the store's")
+        raise SourceUnavailable(
+            transfer.source.url_of(file.path), "was damaged in transit: its MD5 differs from the store's"
+        )
 
 
 def md5_of(path: Path) -> str:
@@ -379,7 +381,7 @@ class Downloader:
     def download(self, file: SourceFile, is_rewritten: bool) -> Downloaded:
         """Download a file, and index it unless it ``is_rewritten`` next."""
         if self.source is None:
-            raise CacheError(file.path, "is not in the cache any more", f"run 'pqcache sync {quoted(self.cache)}'")
+            raise CacheError(file.path, "is no longer in the cache", f"run 'pqcache sync {quoted(self.cache)}'")
         watch = Stopwatch()
         with self.blame(place_of(file.path)):
             found = download_file(self.source, file, self.target, self.options, use_page_cache=is_rewritten)

@@ -115,16 +115,16 @@ def test_errors_of_the_metastore_have_names(handler: FakeMetastore) -> None:
         with pytest.raises(SourceNotFound, match=f"^{url}: the metastore has no such table; check database and name$"):
             listed(url)
         raised[0] = MetaException("org.apache.hadoop.security.AccessControlException: Permission denied: user=x\n at y")
-        with pytest.raises(SourceDenied, match=r"Permission denied: user=x; ask for the right to read this table$"):
+        with pytest.raises(SourceDenied, match=r"Permission denied: user=x; request permission to read this table$"):
             listed(url)
         raised[0] = MetaException("The database is down\x1b[2J")
-        with pytest.raises(SourceError, match=r"The database is down%1B\[2J; look into the metastore's log$"):
+        with pytest.raises(SourceError, match=r"The database is down%1B\[2J; check the metastore's log$"):
             listed(url)
         raised[0] = MetaException("cannot connect to jdbc:mysql://hive:geheim@db/metastore?password=secret")
-        with pytest.raises(SourceError, match=r"cannot connect to jdbc:mysql://\*\*\*@db/metastore\?\*\*\*; look"):
+        with pytest.raises(SourceError, match=r"cannot connect to jdbc:mysql://\*\*\*@db/metastore\?\*\*\*; check"):
             listed(url)
         raised[0] = RuntimeError("unexpected")
-        with pytest.raises(SourceError, match=rf"127.0.0.1:{port}: Internal error; look into the metastore's log"):
+        with pytest.raises(SourceError, match=rf"127.0.0.1:{port}: Internal error; check the metastore's log"):
             listed(url)
 
 
@@ -132,7 +132,7 @@ def test_answers_that_make_no_table_are_errors(handler: FakeMetastore) -> None:
     with metastore(handler) as port:
         url = f"hive://127.0.0.1:{port}/db.t"
         hold(handler, {"1": "/warehouse/t/dt=1"})
-        reason = "has the location '/warehouse/t/dt=1', which does not say in which store it is"
+        reason = "has the location '/warehouse/t/dt=1', which names no store"
         with pytest.raises(SourceError, match=f"^{url}/dt=1: {reason}; set it with ALTER TABLE"):
             listed(url)
         hold(handler, {"1": "s5://bucket/x"})
@@ -212,7 +212,7 @@ def test_a_silent_server_and_one_that_drips_are_given_up(handler: FakeMetastore)
         pytest.raises(SourceUnavailable, match=r"no answer within 0.2 s"),
     ):
         listed(f"hive://127.0.0.1:{port}/db.t", timeout=0.2)
-    with server(drip) as port, pytest.raises(SourceUnavailable, match="sends too slowly"):
+    with server(drip) as port, pytest.raises(SourceUnavailable, match="responds too slowly"):
         listed(f"hive://127.0.0.1:{port}/db.t", timeout=0.2)
 
 

@@ -91,7 +91,7 @@ def test_a_moved_table_is_read_where_an_option_says(lake: Lake, tmp_path: Path) 
     pqcache.sync(place(table), tmp_path / "cache")
     moved = tmp_path / "moved"
     shutil.copytree(place(table), moved)
-    with pytest.raises(UsageError, match=r"lies elsewhere than its metadata say: .*-o moved=true .*-o moved=false"):
+    with pytest.raises(UsageError, match=r"is not at the location in its metadata: .*-o moved=true .*-o moved=false"):
         pqcache.sync(moved, tmp_path / "other")
     kept = [file.stat().st_ino for file in (tmp_path / "cache/current/").rglob("*.parquet")]
     report = pqcache.sync(moved, tmp_path / "cache", options={"moved": "true"}, new_source=True)
