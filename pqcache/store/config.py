@@ -126,8 +126,8 @@ def _check_names(document: Mapping[str, Any]) -> None:
         from difflib import get_close_matches  # a correct file does not need it
 
         nearest = get_close_matches(name.lower().replace("-", "_"), known, 1, 0.5)
-        meant = f"did you mean '{nearest[0]}'?" if nearest else f"these are: {', '.join(sorted(known))}"
-        raise UsageError("", f"'{name}' is not known, {meant}")
+        meant = f"(did you mean '{nearest[0]}'?)" if nearest else f"(known: {', '.join(sorted(known))})"
+        raise UsageError("", f"'{name}' is not known {meant}")
 
 
 def write_config(cache: Path, config: Config) -> None:

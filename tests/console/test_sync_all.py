@@ -313,7 +313,7 @@ def test_one_file_has_several_tables(tables: Path) -> None:
     done = pqcache_at(tables, "sync", "--all")  # relative sources count from the file
     assert done.returncode == 1
     assert "synced 1 of 5 caches; failed: .hidden, codec, gone, typo" in done.stdout
-    assert "[tables.typo]: 'kep' is not known, 'keep' is the nearest" in done.stderr
+    assert "[tables.typo]: 'kep' is not known (did you mean 'keep'?)" in done.stderr
     assert "[tables.codec]: 'compression' is set by 'pqcache repartition'" in done.stderr
     assert "[tables..hidden]: cannot be the name of a cache" in done.stderr
     assert "lake/gone: no such file or directory" in done.stderr

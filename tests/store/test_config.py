@@ -18,9 +18,9 @@ from tests.forked_commands import run_pqcache
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("kep = 3", r"'kep' is not known, did you mean 'keep'"),
-        ('row-group-size = "1MB"', r"'row-group-size' is not known, did you mean 'row_group_size'"),
-        ("zzzz = 1", r"'zzzz' is not known, these are: all_files, as_files, as_of, "),
+        ("kep = 3", r"'kep' is not known \(did you mean 'keep'"),
+        ('row-group-size = "1MB"', r"'row-group-size' is not known \(did you mean 'row_group_size'"),
+        ("zzzz = 1", r"'zzzz' is not known \(known: all_files, as_files, as_of, "),
         ('checksum = "yes"', r"checksum='yes': neither true nor false"),
         ('settle = "10x"', r"settle='10x': not a duration; write it like 90s, 10m"),
         ("keep = 3.5", "keep=3.5: not a whole number"),
