@@ -92,8 +92,8 @@ def broken(name: str) -> Answer:
 
 FAULTS = {
     "no next page": "ends in an empty page",
-    "a page without an end": "part-000.parquet after wh/dt=1/part-005.parquet, out of order or once more",
-    "a page that repeats": "part-000.parquet after wh/dt=1/part-005.parquet, out of order or once more",
+    "a page without an end": "part-000.parquet after wh/dt=1/part-005.parquet, out of order or repeated",
+    "a page that repeats": "part-000.parquet after wh/dt=1/part-005.parquet, out of order or repeated",
     "a key that repeats": "lists wh/dt=1/part-002.parquet twice",
     "a key of the page before": "lists wh/dt=1/part-002.parquet twice",
     "no order": "lists wh/dt=1/part-000.parquet after wh/dt=1/part-001.parquet",

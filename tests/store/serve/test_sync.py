@@ -277,8 +277,8 @@ def test_what_is_no_pqcache_serve(tmp_path: Path) -> None:
             ("newer", "version 2 of the protocol"),
             ("moved", "redirects"),
             ("busy", r"busy %1B\[1m"),
-            ("gone", "snapshot x was current and went before it was read; sync again"),
-            ("cut", "the manifest was damaged on its way, or cut short"),
+            ("gone", "snapshot x was current, and was removed before it was read; sync again"),
+            ("cut", "the manifest was damaged in transit, or cut short"),
         ):
             with pytest.raises(SourceError, match=reason):
                 pqcache.sync(f"pqcache+http://127.0.0.1:{server.port}/{name}", tmp_path / "copy", retries=0)
