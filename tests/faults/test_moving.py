@@ -367,7 +367,7 @@ def test_a_partition_swapped_by_rename(remote: Remote, how: str, names: str, tmp
     (made / ".swap").rename(made / DAY)
     assert check_snapshot(cache, [rows_at(made)]) == 0
     assert once.warnings == [
-        f"{remote.url.removeprefix('file://')} changed while it was copied; going on from a new listing"
+        f"{remote.url.removeprefix('file://')} changed while it was copied; continuing with a new listing"
     ]
     check_clean(cache)
     assert not pqcache.sync(cache).published
@@ -433,7 +433,7 @@ def test_a_source_that_never_holds_still(tmp_path: Path, capfd: pytest.CaptureFi
         patch.setattr(LocalSource, "list", listed)
         assert cli.run(["sync", str(cache)]) == 3
         shown = capfd.readouterr().err
-        assert shown.count("changed while it was copied; going on from a new listing") == 1
+        assert shown.count("changed while it was copied; continuing with a new listing") == 1
         assert f"{lake}: keeps changing while it is copied, last {DAY}/added-" in shown
         assert "--settle" in shown
         assert next(count) == 2 + incremental.NEW_LISTINGS + 1
