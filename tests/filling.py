@@ -120,9 +120,8 @@ class Filler:
         write_summary(manifest, self.snapshot.path / SUMMARY)
         write_checksums(self.snapshot.path)
         between()
-        for path in (self.snapshot.path / WANTED).iterdir():
-            path.unlink(missing_ok=True)  # a reader that ends removes its own
-        (self.snapshot.path / WANTED).rmdir()
+        while (wanted := self.snapshot.path / WANTED).exists():
+            shutil.rmtree(wanted, ignore_errors=True)  # readers write and remove their lists meanwhile
         for name in (RUN, ARRIVED):
             (self.snapshot.path / name).unlink()
         between()
