@@ -137,6 +137,8 @@ def test_states_that_do_not_fit_say_why(shop: Path, tmp_path: Path) -> None:
             ds.load_state_dict(wrong)
     with pytest.raises(UsageError, match="format 1, whose order puts other rows into a batch"):
         ds.load_state_dict({**state, "format": 1})
+    with pytest.raises(UsageError, match=r"it belongs to worker 0 of 2; StatefulDataLoader must have the same num_w"):
+        ds.load_state_dict({**state, "worker": [0, 2, 0]})
     pq.write_table(pa.table({"id": [1]}), tmp_path / "a.parquet")
     with pytest.raises(UsageError, match="its files have changed"):
         ParquetDataset(tmp_path, batch_size=90).load_state_dict(state)

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
@@ -125,6 +125,7 @@ def _taken(slot: Slot) -> int:
 
 
 @settings(max_examples=examples(120), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example([(100_000, 0), (100_000, 1)])  # the second must not have the memory of the first
 @given(st.lists(st.tuples(st.integers(1, 6_000_000), st.integers(0, 8)), min_size=1, max_size=60))
 def test_slots_take_hardly_more_than_was_in_use(slots: transport.Slots, steps: list[tuple[int, int]]) -> None:
     held: list[tuple[int, torch.Tensor]] = []

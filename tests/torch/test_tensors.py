@@ -416,6 +416,7 @@ def make_batch() -> Batch:
         "none": torch.empty(0, 5),
         "scalar": torch.tensor(3.0),
         "strided": torch.arange(12).reshape(3, 4).t(),
+        "conjugated": torch.tensor([1 + 2j]).conj(),
         "s": Ragged(torch.tensor(list(b"abc"), dtype=torch.uint8), torch.tensor([0, 1, 3]), "str"),
         "st": {"a": torch.tensor([1, 2]), "b": Ragged(torch.arange(3), torch.tensor([0, 3]))},
         "other": ["anything", {"at": "all"}],

@@ -202,6 +202,17 @@ def test_a_snapshot_that_is_read_is_continued_though_there_is_more(
     assert pqcache.sync(tmp_path / "cache").added == 1
 
 
+def test_complete_files_of_a_snapshot_that_nobody_reads_are_taken_over_if_there_is_more(
+    reads: LocalReads, made: Path, tmp_path: Path
+) -> None:
+    snapshot = leave_one_file(reads, made, tmp_path / "cache")
+    shutil.copy(made / files_of(made)[0], made / "dt=2026-11-03" / "part-00001.parquet")
+    report = pqcache.sync(made, tmp_path / "cache")
+    assert report.snapshot != snapshot.id
+    assert report.files == 4
+    assert fetched(reads, files_of(made)[0]) == TAIL
+
+
 def test_a_snapshot_that_is_read_and_cannot_be_completed(
     reads: LocalReads, made: Path, other: Path, tmp_path: Path
 ) -> None:

@@ -56,8 +56,9 @@ def test_what_is_wanted_comes_first_and_each_file_is_complete(reads: LocalReads,
     made = write_wide(tmp_path / "made", files=6)
     filling = Filling(reads, made, tmp_path / "cache", jobs=1)
     snapshot = filling.at_first_file()
-    wanted = WantedList(snapshot.wanted_directory)
+    wanted, urgent = WantedList(snapshot.wanted_directory), WantedList(snapshot.wanted_directory)
     wanted.replace(Wanted(files=np.array([4, 2, 3])))
+    urgent.replace(Wanted(files=np.array([5]), urgent=True))  # a reader waits for it
     seen: list[str] = []
 
     def look(*_: object) -> None:
@@ -68,7 +69,8 @@ def test_what_is_wanted_comes_first_and_each_file_is_complete(reads: LocalReads,
     reads.before = look
     filling.end()
     wanted.close()
-    assert seen == [files_of(made)[file] for file in (0, 4, 2, 3, 1)]  # the first was begun before, the last came last
+    urgent.close()
+    assert seen == [files_of(made)[file] for file in (0, 5, 4, 2, 3)]  # the first was begun before, the last came last
 
 
 def test_several_threads_fetch_a_large_file(reads: LocalReads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
