@@ -146,7 +146,7 @@ def rows(given: Given) -> None:
         terminal.print_report(proof.to_dict(), given.json, False, lambda: terminal.print_line(str(proof)))
         raise typer.Exit(0 if proof.holds else 1)
     if given.proofs:
-        raise UsageError(given.proofs[0], "FILES are proofs", "give --prove, or --state for a state")
+        raise UsageError(given.proofs[0], "read only with --prove", "give --prove, or --state for a state")
     if given.state is None:
         raise UsageError("rows", "no state is given", "give --state, or --prove and the files of proofs")
     if (given.batch is None) == (given.last is None):

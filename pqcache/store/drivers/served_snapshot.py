@@ -286,7 +286,7 @@ def checked_token(text: str, where: str) -> str:
         reason = f"has a token of {len(text)} characters, and takes {_SHORTEST} to {_LONGEST:,}"
         raise UsageError(where, reason, "make one with: openssl rand -hex 32")
     if not (text.isascii() and text.isprintable()) or " " in text:
-        raise UsageError(where, "has a token with other characters than ASCII", "make one with: openssl rand -hex 32")
+        raise UsageError(where, "has a token with non-ASCII characters", "make one with: openssl rand -hex 32")
     return text
 
 

@@ -287,7 +287,7 @@ def table_files(
     values = _partitions(url, adds) if schema.partitions else [{}] * len(paths)
     if len(set(paths)) < len(paths):
         twice = next(path for path in paths if paths.count(path) > 1)
-        raise SourceError(f"{url}/{twice}", "is twice in the table", CHECK_TABLE)
+        raise SourceError(f"{url}/{twice}", "is listed twice in the table", CHECK_TABLE)
     mapped = schema.in_files
     mapping = "" if mapped is None else digest(mapped if schema.mode != "none" else "")
     shape = None if mapped is None else FileShape(columns=mapped)
