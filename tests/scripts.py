@@ -15,7 +15,8 @@ from pathlib import Path
 
 _FORKS = multiprocessing.get_context("forkserver")
 # once for the process of the tests: its forkserver is one, and starts when it is first used
-_FORKS.set_forkserver_preload(["pqcache.torch", "pyarrow.dataset", "pyarrow.parquet", "torch", "torch._dynamo", "torch.utils.data"])
+_PRELOADED = ["pqcache.torch", "pyarrow.dataset", "pyarrow.parquet", "torch", "torch._dynamo", "torch.utils.data"]
+_FORKS.set_forkserver_preload(_PRELOADED)
 
 
 # ranks find one another on this machine alone
