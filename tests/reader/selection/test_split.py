@@ -67,7 +67,7 @@ MANY: list[tuple[pa.DataType, list[Any]]] = [
     (pa.float32(), [None, 0.0, -0.0, 1.0, 0.5, NAN, float("inf"), 3e38]),
     (
         pa.float64(),
-        [None, 0.0, -0.0, -7.0, 0.1, NAN, float("-inf"), 2.0**62, 2.0**63, 1.8e19, 2.0**64, -(2.0**63), 1e300],
+        [None, 0.0, -0.0, -7.0, 0.1, NAN, -NAN, float("-inf"), 2.0**62, 2.0**63, 1.8e19, 2.0**64, -(2.0**63), 1e300],
     ),
     (pa.decimal128(38, 0), [None, Decimal(-3), Decimal(0), Decimal(2**63), Decimal(10**30)]),
     (pa.decimal128(9, 2), [None, Decimal("1.00"), Decimal("-2.00"), Decimal("0.00")]),

@@ -226,7 +226,7 @@ def test_types_that_became_wider(table: Path, cache: Path) -> None:
     ("actions", "text"),
     [
         ([protocol("fooBar"), metadata(A)], "fooBar"),
-        ([protocol("variantType"), metadata(A)], "is a Delta table with variantType, whose rows"),
+        ([protocol("variantType"), metadata(A)], "is a Delta table with variantType, so its rows"),
         ([protocol("catalogManaged"), metadata(A)], "deltalake cannot read its log"),
         ([protocol(), metadata(A, columnMapping__mode="other")], "column mapping|deltalake cannot read its log"),
         ([protocol(), metadata([*A, field("b", "binary")], ["b"])], "partition column 'b' is binary"),
