@@ -286,7 +286,8 @@ def checked_token(text: str, where: str) -> str:
         reason = f"has a token of {len(text)} characters, and takes {_SHORTEST} to {_LONGEST:,}"
         raise UsageError(where, reason, "make one with: openssl rand -hex 32")
     if not (text.isascii() and text.isprintable()) or " " in text:
-        raise UsageError(where, "has a token with non-ASCII characters", "make one with: openssl rand -hex 32")
+        reason = "has a token with spaces or non-ASCII characters"
+        raise UsageError(where, reason, "make one with: openssl rand -hex 32")
     return text
 
 

@@ -213,7 +213,7 @@ def test_tokens(shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
         assert not pqcache.sync(copy).published
         for options, reason in (
             ({"token": "short"}, "5 characters"),
-            ({"token": "two words, and long enough"}, "other characters"),
+            ({"token": "two words, and long enough"}, "spaces or non-ASCII characters"),
             ({"token": TOKEN, "token_file": str(file)}, "exclude each other"),
             ({"token_file": "token"}, "relative"),
             ({"token_file": str(tmp_path / "none")}, "cannot be read"),
