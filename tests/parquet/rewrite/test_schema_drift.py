@@ -57,6 +57,14 @@ def test_int96_with_nanoseconds_keeps_them(tmp_path: Path) -> None:
     assert stamps.cast(pa.int64()).to_pylist() == values
 
 
+def test_int96_that_no_unit_holds_is_refused(tmp_path: Path) -> None:
+    fine, far = tmp_path / "fine.parquet", tmp_path / "far.parquet"
+    int96(fine, [1] * 2_000)
+    int96(far, [-62135596800 * 10**6] * 2_000, "us")
+    with pytest.raises(ParquetError, match=r"fine\.parquet.*far\.parquet.*: no 64-bit time holds both"):
+        rewrite([fine, far], tmp_path / "out")
+
+
 def test_nested_int96(tmp_path: Path) -> None:
     source = tmp_path / "a.parquet"
     values = [None if i % 5 == 0 else [{"at": None}, {"at": i * 10**6}] for i in range(4_000)]

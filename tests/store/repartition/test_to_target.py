@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import pqcache
-from pqcache.events import Event, Rewrote, Warned
+from pqcache.events import Advanced, Event, Rewrote, Warned
 from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.store.drivers.base import HIDDEN
 from pqcache.store.drivers.registry import open_source, open_target
@@ -121,6 +121,18 @@ def test_a_run_that_failed_continues_and_any_store_holds_the_same_bytes(
     assert not list(temporary.iterdir())
     with pytest.raises(pqcache.UsageError, match="exists and is not empty"):
         pqcache.repartition(shop, remote.url, row_group_size=LIMIT)
+
+
+def test_a_file_that_changes_while_it_is_rewritten_is_not_published(tmp_path: Path) -> None:
+    shop = write_shop(tmp_path / "shop", days=1, files=1, rows=200)
+
+    def touch(event: Event) -> None:
+        if isinstance(event, Advanced) and event.amount:
+            os.utime(next(shop.rglob("*.parquet")))
+
+    with pytest.raises(pqcache.SourceIncomplete, match="is not the file that was listed"):
+        pqcache.repartition(shop, tmp_path / "out", row_group_size=LIMIT, on_event=touch)
+    assert not list((tmp_path / "out").rglob("*.parquet"))
 
 
 @pytest.mark.parametrize("remote", STORES[:1], indirect=True)
