@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.parquet.rewrite.directory import rewrite_directory
-from pqcache.parquet.rewrite.options import RewriteOptions
+from pqcache.parquet.rewrite.recipe import RewriteOptions
 
 MB = 1 << 20
 Rng = np.random.Generator

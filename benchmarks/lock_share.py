@@ -21,11 +21,14 @@ import pyarrow.parquet as pq
 from _loader_data import NULLS, SHAPES
 from _loader_peers import BATCH
 
-from pqcache.reader import memory
+from pqcache.reader import memory_budget
 from pqcache.torch import ParquetDataset
 
 CORES = 16
-SIZES = ((memory, "_RUN"), (memory, "_LEAST_RUN"))  # that decide about calls, in bytes: with fewer rows they are less
+SIZES = (
+    (memory_budget, "_RUN"),
+    (memory_budget, "_LEAST_RUN"),
+)  # that decide about calls, in bytes: with fewer rows they are less
 LEAST = {module.__name__ + name: getattr(module, name) for module, name in SIZES}
 
 

@@ -81,7 +81,7 @@ DATASETS: dict[str, Callable[[Path, int], None]] = {
 def by_pqcache(compression: str) -> Callable[[list[Path], Path, int], dict[str, Any]]:
     def run(sources: list[Path], target: Path, size: int) -> dict[str, Any]:
         from pqcache.parquet.rewrite.directory import rewrite_directory
-        from pqcache.parquet.rewrite.options import RewriteOptions
+        from pqcache.parquet.rewrite.recipe import RewriteOptions
 
         result = rewrite_directory(sources, target, RewriteOptions(row_group_size=size, compression=compression))
         return {"again": result.encoded_again / max(1, result.encoded)}

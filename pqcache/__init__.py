@@ -51,6 +51,9 @@ if TYPE_CHECKING:  # the only list of the public names: type checkers read it, a
     from pqcache.reader.selection.sequences import Sequence as Sequence
     from pqcache.reader.selection.split import Split as Split
     from pqcache.reader.stats import DatasetStats as DatasetStats
+    from pqcache.store.cache_root import RemoveReport as RemoveReport
+    from pqcache.store.cache_root import add as add
+    from pqcache.store.cache_root import remove as remove
     from pqcache.store.history import log as log
     from pqcache.store.inspect import Inspection as Inspection
     from pqcache.store.inspect import inspect as inspect
@@ -80,9 +83,6 @@ if TYPE_CHECKING:  # the only list of the public names: type checkers read it, a
     from pqcache.store.sync.command import TableResult as TableResult
     from pqcache.store.sync.command import sync as sync
     from pqcache.store.sync.command import sync_all as sync_all
-    from pqcache.store.tables_of_root import RemoveReport as RemoveReport
-    from pqcache.store.tables_of_root import add as add
-    from pqcache.store.tables_of_root import remove as remove
     from pqcache.store.verify import VerifyReport as VerifyReport
     from pqcache.store.verify import verify as verify
     from pqcache.units import parse_size as parse_size

@@ -31,15 +31,15 @@ from pqcache import errors
 from pqcache.errors import CacheError, ParquetError, PqcacheError, UsageError, first_line
 from pqcache.events import Advanced, OnEvent, Started, ignore
 from pqcache.options import COMMANDS, BenchArguments, Unpack, all_values, documented
+from pqcache.reader.decode import RowGroups
 from pqcache.reader.epoch import read_record_batches
-from pqcache.reader.load import RowGroups
-from pqcache.reader.memory import RowGroupSizes, Window, fit, has_pages, sizes_of
+from pqcache.reader.epoch_options import WINDOW, WINDOW_OF_ALL, BatchOptions, RowOptions
+from pqcache.reader.memory_budget import RowGroupSizes, Window, fit, has_pages, sizes_of
 from pqcache.reader.open_dataset import RowGroup, open_local_dataset
-from pqcache.reader.options import WINDOW, WINDOW_OF_ALL, BatchOptions, RowOptions
 from pqcache.reader.order import Order
 from pqcache.reader.read_plan import ReadPlan, make_read_plan
 from pqcache.store.cache_directory import cache_at
-from pqcache.store.hive import parent
+from pqcache.store.partition_paths import parent
 from pqcache.store.tables.data_files import FileRules
 from pqcache.store.urls import is_local, local_path
 from pqcache.system.processes import cpu_count, disk_read_bytes, pss

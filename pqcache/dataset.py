@@ -11,9 +11,9 @@ import pyarrow as pa
 from pqcache.errors import UsageError
 from pqcache.options import Unpack, documented, parsed
 from pqcache.reader.epoch import RecordBatches, read_record_batches, read_rows
+from pqcache.reader.epoch_options import BatchArguments, BatchOptions
 from pqcache.reader.open_dataset import shard_of
-from pqcache.reader.options import BatchArguments, BatchOptions
-from pqcache.reader.processes import check_launched, count_and_number, is_rank, worker_of_torch
+from pqcache.reader.ranks import check_launched, count_and_number, is_rank, worker_of_torch
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.key_lookup import SelectedRows, lookup
 from pqcache.store.table_part import parse_shard
@@ -38,7 +38,7 @@ class Cache(CacheDirectory):
         a DataLoader divide the batches of their process.
 
         Args:
-            given: see pqcache.reader.options
+            given: see pqcache.reader.epoch_options
 
         >>> batches = Cache.open("cache/shop").batches(["id", "price"], batch_size=128, seed=7)
         >>> [batch.num_rows for batch in batches]

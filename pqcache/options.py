@@ -4,7 +4,7 @@ Each class below lists options that belong together: a field's name, its default
 From these come the commands with their help, manual pages and shell completion, the keys of ``pqcache.toml``, and the
 text of ``help()`` for the Python functions. To add an option, add a field here and use it; if Python takes it too, add
 its type to the arguments at the end, which type checkers read. The Python-only options of ``ParquetDataset`` and
-``Cache.batches`` are in `pqcache.reader.options` and `pqcache.torch.options`.
+``Cache.batches`` are in `pqcache.reader.epoch_options` and `pqcache.torch.dataset_options`.
 """
 
 from __future__ import annotations

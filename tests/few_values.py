@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pqcache.parquet import chunk_reader
+from pqcache.parquet import fast_decode
 
 
 @pytest.fixture(autouse=True)
@@ -14,4 +14,4 @@ def few_values_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     It patches limits, as tables with enough values for that would make each of many tests take seconds.
     """
     for name in ("_MANY", "_MANY_IN_PAGE", "_PAGE"):
-        monkeypatch.setattr(chunk_reader, name, 1)
+        monkeypatch.setattr(fast_decode, name, 1)

@@ -19,7 +19,7 @@ import pqcache
 from pqcache.benchmark import Advice, BenchReport, Measured, advise, bench, describe_training, forecast_of, recommended
 from pqcache.console.inspect_text import print_bench
 from pqcache.errors import ParquetError, UsageError
-from pqcache.reader.load import RowGroups
+from pqcache.reader.decode import RowGroups
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.read_plan import make_read_plan
 from pqcache.system.processes import disk_read_bytes, pss

@@ -22,6 +22,7 @@ import typer
 from pqcache import errors, events
 from pqcache.benchmark import Advice, BenchReport, Forecast, Measured
 from pqcache.console.commands import app
+from pqcache.store.cache_root import RemoveReport
 from pqcache.store.inspect import (
     ColumnSummary,
     Difference,
@@ -39,7 +40,6 @@ from pqcache.store.publish import GcReport
 from pqcache.store.repartition.to_target import RepartitionReport
 from pqcache.store.sync.cache_run import SyncReport
 from pqcache.store.sync.command import sync as sync_cache
-from pqcache.store.tables_of_root import RemoveReport
 from pqcache.store.urls import is_secret
 from pqcache.store.verify import VerifyReport
 from tests import ROOT

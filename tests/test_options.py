@@ -33,9 +33,9 @@ from pqcache.options import (
     VerifyArguments,
     options_of,
 )
-from pqcache.reader.options import BatchArguments, BatchOptions, RowArguments, RowOptions
+from pqcache.reader.epoch_options import BatchArguments, BatchOptions, RowArguments, RowOptions
 from pqcache.torch import Mix, ParquetDataset
-from pqcache.torch.options import DatasetArguments, DatasetOptions, IterationArguments, IterationOptions
+from pqcache.torch.dataset_options import DatasetArguments, DatasetOptions, IterationArguments, IterationOptions
 from tests.datasets import write_shop
 from tests.forked_commands import run_pqcache
 

@@ -58,8 +58,8 @@ def _caches(_: Any, typed: str) -> Iterator[str]:
 def _snapshots(context: Any, _: str) -> Iterator[str]:
     """The IDs and pins of the cache named earlier on the line."""
     from pqcache.store.cache_directory import CacheDirectory, cache_path
+    from pqcache.store.cache_root import named_place
     from pqcache.store.snapshot import read_kept
-    from pqcache.store.tables_of_root import named_place
 
     with suppress(PqcacheError, OSError):
         cache = CacheDirectory(cache_path(named_place(context.params["cache"])))
@@ -367,7 +367,7 @@ def _value(option: Option, words: Any) -> Any:
     if option.scope == ARGUMENT and words == "":  # an unset shell variable; Path("") would be the working directory
         raise UsageError(option.label, "an empty path", "name a directory or a URL")
     if option.completes == "cache":
-        from pqcache.store.tables_of_root import named_place
+        from pqcache.store.cache_root import named_place
 
         words = [named_place(word) for word in words] if option.kind.is_list else named_place(words)
     return option.from_shell(words)

@@ -16,7 +16,7 @@ from pqcache.errors import UsageError
 from pqcache.options import REMEMBERED, RUN
 
 if TYPE_CHECKING:
-    from pqcache.reader.options import RowArguments
+    from pqcache.reader.epoch_options import RowArguments
     from pqcache.reader.packing import Pack
     from pqcache.reader.selection.split import Split
 
@@ -305,7 +305,7 @@ def remove(given: Given) -> None:
     On a terminal it asks first, and says how much it will free.
     """
     from pqcache.console.text import held_text
-    from pqcache.store.tables_of_root import named_place
+    from pqcache.store.cache_root import named_place
 
     name, root = given.name, given.root
     if root is None and "/" in (place := named_place(name)):
@@ -369,8 +369,8 @@ def _run_each(given: Given, did: str, run: Callable[[Any], object]) -> None:
         run(given.cache)
         return
     from pqcache.console.sync_runner import print_count, print_failure
+    from pqcache.store.cache_root import default_root, find_caches
     from pqcache.store.sync.command import exit_code_of, known_error
-    from pqcache.store.tables_of_root import default_root, find_caches
 
     if getattr(given, "options", None):
         raise UsageError("-o and --all", "exclude each other", "give it with a cache")

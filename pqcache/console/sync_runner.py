@@ -18,9 +18,9 @@ from pqcache.console.terminal import name_lines, print_line
 from pqcache.console.text import print_sync
 from pqcache.errors import PqcacheError, UsageError
 from pqcache.options import REMEMBERED, RUN
+from pqcache.store.cache_root import default_root, named_place
 from pqcache.store.history import DONE, FAILED, REFUSED
 from pqcache.store.sync.command import TableResult, exit_code_of, sync_all
-from pqcache.store.tables_of_root import default_root, named_place
 from pqcache.system.disk import write_durably
 from pqcache.units import format_count
 

@@ -17,6 +17,7 @@ from pqcache.store.urls import quoted
 from pqcache.units import format_count, format_seconds, format_size
 
 if TYPE_CHECKING:
+    from pqcache.store.cache_root import RemoveReport
     from pqcache.store.key_index import IndexReport
     from pqcache.store.publish import GcReport
     from pqcache.store.repartition.dense_proposals import Proposal
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from pqcache.store.snapshots import PinReport, RollbackReport, SnapshotView
     from pqcache.store.status import CacheStatus, StatusReport
     from pqcache.store.sync.cache_run import SyncReport
-    from pqcache.store.tables_of_root import RemoveReport
     from pqcache.store.verify import VerifyReport
 
 Row = tuple[Sequence[str], Sequence[str]]  # the cells, and lines that stand below them

@@ -30,7 +30,9 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "GT": operator.gt,
     "GTE": operator.ge,
 }
-HINTS = b"pqcache.hints"  # where a field has as JSON what `pqcache.store.hive.with_hints` knows of its values
+HINTS = (
+    b"pqcache.hints"  # where a field has as JSON what `pqcache.store.partition_paths.with_hints` knows of its values
+)
 _MAX_DIGITS = 80  # of a number; decimal256 holds 76
 
 

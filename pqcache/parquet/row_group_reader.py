@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from pqcache.errors import MALFORMED, ParquetError, first_line, open_error
 from pqcache.parquet import footer, thrift
 from pqcache.parquet.arrow import is_text, numpy_dtype, top_level_names
-from pqcache.parquet.chunk_reader import UNREADABLE, Leaf, leaf_of, pays, read_chunk, view_type
+from pqcache.parquet.fast_decode import UNREADABLE, Leaf, leaf_of, pays, read_chunk, view_type
 from pqcache.parquet.misread import check_read_right, doubtful_columns
 from pqcache.parquet.pages import IN_METADATA, NONE, Bytes, File, MoreValues, NotRead, memory, pages_in, read_into
 from pqcache.parquet.schema import ARROW_SCHEMA, encode_schema

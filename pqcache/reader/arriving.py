@@ -31,7 +31,7 @@ from pqcache.store.layout import FILES
 from pqcache.store.manifest_file import read_heading
 from pqcache.store.row_group_index import Index
 from pqcache.store.urls import quoted, redact
-from pqcache.system.memory import SharedNumbers
+from pqcache.system.buffers import SharedNumbers
 from pqcache.system.threads import ForkSafeThreadPool, is_shut_down, letting_forks_go_on, pass_on
 from pqcache.units import format_size
 

@@ -17,10 +17,10 @@ import pyarrow as pa
 from pqcache.errors import UsageError
 from pqcache.options import Unpack, documented, parsed
 from pqcache.parquet.arrow import take_of_table
+from pqcache.reader.decode import RowGroups
 from pqcache.reader.epoch import read_rows
-from pqcache.reader.load import RowGroups
+from pqcache.reader.epoch_options import RowArguments, RowOptions
 from pqcache.reader.open_dataset import Files, open_local_dataset
-from pqcache.reader.options import RowArguments, RowOptions
 from pqcache.reader.order import Ints, Order, batches_at, check_format, divisions_of
 from pqcache.reader.read_plan import ReadPlan, document_lengths, make_read_plan
 from pqcache.reader.selection.exclude import divided, exclusions_of, left_out_of
@@ -181,7 +181,7 @@ def rows(
         state: the result of ``state_dict()`` at any batch, or a JSON file of it.
         batch: the number of the batch in its epoch, counted over all ranks: ``batch.index``.
         epoch: its epoch. Default: that of the state.
-        given: see pqcache.reader.options
+        given: see pqcache.reader.epoch_options
 
     >>> from pqcache.torch import ParquetDataset
     >>> dataset = ParquetDataset("cache/shop", columns=["id"], batch_size=4, seed=1)
@@ -210,7 +210,7 @@ def last_rows(
         target: the cache or directory that the training reads.
         state: the result of ``state_dict()``, or a JSON file of it.
         last: how many batches.
-        given: see pqcache.reader.options
+        given: see pqcache.reader.epoch_options
 
     Raises UsageError as ``rows``.
     """

@@ -15,14 +15,14 @@ import pyarrow as pa
 
 from pqcache.errors import UsageError
 from pqcache.options import parsed
-from pqcache.reader.load import RowGroups, release_unused
-from pqcache.reader.memory import Budget, RowGroupSizes, Window, fit, has_pages, warn_of_window
+from pqcache.reader.columns import Fill, Kind
+from pqcache.reader.decode import RowGroups, release_unused
+from pqcache.reader.epoch_options import BatchOptions, EpochOptions
+from pqcache.reader.memory_budget import Budget, RowGroupSizes, Window, fit, has_pages, warn_of_window
 from pqcache.reader.open_dataset import LocalDataset, open_local_dataset
-from pqcache.reader.options import BatchOptions, EpochOptions
 from pqcache.reader.order import EpochShare, Order
-from pqcache.reader.processes import MIXING, check_alike, of_this_process
+from pqcache.reader.ranks import MIXING, check_alike, of_this_process
 from pqcache.reader.read_plan import ReadPlan, make_read_plan
-from pqcache.reader.rows import Fill, Kind
 from pqcache.reader.selection.exclude import Exclusions, divided
 from pqcache.reader.selection.selection import Counts
 from pqcache.reader.stats import WAITED, DatasetStats, Meter, dataset_stats

@@ -37,17 +37,17 @@ from pqcache.store.background_run import (
 )
 from pqcache.store.cache_directory import CacheDirectory, advice_for_file, lease_at, snapshot_at
 from pqcache.store.drivers.local import LocalSource
-from pqcache.store.hive import parent, partition_schema
 from pqcache.store.layout import ARRIVED, ARRIVING, CANDIDATE, FILES, LEASE, PUBLISHING, ROW_GROUPS
 from pqcache.store.manifest import Manifest, content_of
 from pqcache.store.manifest_file import read_heading, read_manifest
+from pqcache.store.partition_paths import parent, partition_schema
 from pqcache.store.row_group_index import NO_SCHEMA, Index, build_index, local_files, with_dictionaries
 from pqcache.store.snapshot import Lease, Snapshot, closed_on_error, rows_in_summary
 from pqcache.store.sync.listing import check_one_table, dataset_files, without_links
 from pqcache.store.tables.data_files import FileRules, check_above
 from pqcache.store.urls import quoted, redact
+from pqcache.system.buffers import SharedNumbers
 from pqcache.system.disk import has_lasting_inodes, read_ahead
-from pqcache.system.memory import SharedNumbers
 from pqcache.units import format_count, printable
 
 T = TypeVar("T")

@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from pqcache.errors import ParquetError, UsageError, no_column
 from pqcache.parquet.dense import as_list
+from pqcache.reader.columns import Column, Kind, number_dtype, storage_type, take_views, to_arrow, views_into
 from pqcache.reader.order import Ints, permutation
-from pqcache.reader.rows import Column, Kind, number_dtype, storage_type, take_views, to_arrow, views_into
 from pqcache.reader.selection.selection import Positions, digest_of
 from pqcache.store.cache_directory import advice_for_file
 from pqcache.store.key_lookup import ranges_of

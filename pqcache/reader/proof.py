@@ -14,9 +14,9 @@ import numpy as np
 from pqcache.errors import PqcacheError, UsageError
 from pqcache.options import Unpack, documented
 from pqcache.reader.batch_rows import checked_state, rows_of_batch, training_of
-from pqcache.reader.load import RowGroups
+from pqcache.reader.decode import RowGroups
+from pqcache.reader.epoch_options import RowArguments, RowOptions
 from pqcache.reader.open_dataset import LocalDataset
-from pqcache.reader.options import RowArguments, RowOptions
 from pqcache.reader.order import Ints, Order, batches_at, divisions_of
 from pqcache.reader.read_plan import ReadPlan
 from pqcache.reader.row_hashes import MODULUS, Sums, hashes_at, hashes_of, sums_of, total
@@ -164,7 +164,7 @@ def prove(
         proofs: results of ``loader.proof()`` or ``state_dict()`` on every rank at the end of the epoch, or JSON files
             of them. If the number of ranks changed, also the state of each earlier rank from which the epoch was
             continued. Order and repeated parts don't matter.
-        given: see pqcache.reader.options
+        given: see pqcache.reader.epoch_options
 
     >>> from pqcache.torch import Loader, ParquetDataset
     >>> loader = Loader(ParquetDataset("cache/shop", columns=["id"], seed=1, proof=True))

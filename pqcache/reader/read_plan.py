@@ -17,11 +17,11 @@ import pyarrow.compute as pc
 
 from pqcache.errors import PqcacheError, TypeClash, UsageError, no_column
 from pqcache.parquet.dense import Dense, as_list, dense_in
+from pqcache.reader.columns import Fill, Kind, hold, kind_of
+from pqcache.reader.epoch_options import RowOptions
 from pqcache.reader.open_dataset import Files, LocalDataset
-from pqcache.reader.options import RowOptions
 from pqcache.reader.order import Ints, permutation
 from pqcache.reader.packing import Pack, Packs, TokenBatches, check_columns, count_packs, items_of
-from pqcache.reader.rows import Fill, Kind, hold, kind_of
 from pqcache.reader.selection.exclude import Excluded, excluded, without
 from pqcache.reader.selection.filters import base_of, filter_rows, rows_since
 from pqcache.reader.selection.selection import Bools, Chosen, Counts, Selection, digest_of, found_once

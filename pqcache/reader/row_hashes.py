@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from pqcache.reader.columns import kind_of
 from pqcache.reader.order import Ints
-from pqcache.reader.rows import kind_of
 
 Hashes = npt.NDArray[np.uint64]
 

@@ -27,11 +27,11 @@ import pyarrow.compute as pc
 
 from pqcache.errors import UsageError, first_line
 from pqcache.reader.arriving import ArrivalQueue, arrival_queue, row_groups_of_batches, row_groups_of_lanes
-from pqcache.reader.load import AnyHeld, Held, HeldPlaces, RowGroups
-from pqcache.reader.memory import Budget
+from pqcache.reader.columns import Column, join, to_arrow
+from pqcache.reader.decode import AnyHeld, Held, HeldPlaces, RowGroups
+from pqcache.reader.memory_budget import Budget
 from pqcache.reader.order import Ints, Lane, Order, batches_by_lane
 from pqcache.reader.row_hashes import ROW_HASH, Hashes
-from pqcache.reader.rows import Column, join, to_arrow
 from pqcache.reader.selection.exclude import LEFT_OUT
 from pqcache.reader.stats import ARRIVAL_WAIT, GATHER, READ_WAIT
 from pqcache.store.key_lookup import ranges_of

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING
 
 from pqcache.errors import MALFORMED, CacheLocked, PqcacheError, SourceChanged
 from pqcache.store.cache_directory import CacheDirectory
-from pqcache.store.hive import parent
 from pqcache.store.layout import ARRIVED, ARRIVING, CHANGED, FILES, PUBLISHING, ROW_GROUPS, RUN, WANTED
 from pqcache.store.ownership import file_mode
+from pqcache.store.partition_paths import parent
 from pqcache.store.snapshot import Snapshot
 from pqcache.system.disk import (
     fsync_path,

@@ -11,12 +11,12 @@ from typing import Any
 from pqcache.errors import MALFORMED, CacheError, UsageError
 from pqcache.options import Remembered, options_of
 from pqcache.options import parsed as parsed_options
-from pqcache.parquet.rewrite.options import RewriteOptions, parse_compression
+from pqcache.parquet.rewrite.recipe import RewriteOptions, parse_compression
 from pqcache.store.cache_directory import config_text, parsed
 from pqcache.store.expect import Rule, parse_rules
-from pqcache.store.hive import parse_types
 from pqcache.store.layout import CONFIG
 from pqcache.store.ownership import file_mode
+from pqcache.store.partition_paths import parse_types
 from pqcache.store.table_part import FREE, parse_newest, parse_shard
 from pqcache.store.tables.base import VersionRule
 from pqcache.store.tables.data_files import FileRules

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pqcache.errors import UsageError
-from pqcache.store.hive import partition_values
 from pqcache.store.layout import FILES
+from pqcache.store.partition_paths import partition_values
 from pqcache.units import format_seconds, parse_duration
 
 if TYPE_CHECKING:

@@ -32,11 +32,11 @@ from pqcache.store.arriving import ArrivingSnapshot, find_arriving
 from pqcache.store.cache_directory import CacheDirectory, cache_at
 from pqcache.store.config import read_config
 from pqcache.store.drivers.base import Source
-from pqcache.store.hive import parent
 from pqcache.store.key_lookup import columns_indexed
 from pqcache.store.layout import CANDIDATE, FILES, ROW_GROUPS
 from pqcache.store.manifest import FileEntry, SourceFile, TableVersion
 from pqcache.store.manifest_file import schema_of_table
+from pqcache.store.partition_paths import parent
 from pqcache.store.row_group_index import NO_SCHEMA, Index, IndexBuilder
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.listing import ListingRules, list_source

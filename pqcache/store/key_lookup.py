@@ -35,7 +35,7 @@ from pqcache.errors import MALFORMED, CacheError, DamagedError, UsageError, firs
 from pqcache.filters.expression import Operand, number_against_text, operand_of
 from pqcache.parquet.arrow import is_text
 from pqcache.parquet.schema import cast_exactly
-from pqcache.store.hive import with_hints
+from pqcache.store.partition_paths import with_hints
 from pqcache.store.row_group_index import Index
 from pqcache.store.snapshot import Snapshot
 from pqcache.system.disk import checksum_matches, checksum_of, fsync_path, open_regular, read_regular

@@ -59,7 +59,7 @@ from pqcache.parquet.schema import (
 )
 from pqcache.parquet.statistics import BASE, EXTREMES, columns_table, index_schema, row_group_columns
 from pqcache.parquet.validation import read_footer
-from pqcache.store.hive import parent, partition_keys, partition_values, partitions_of
+from pqcache.store.partition_paths import parent, partition_keys, partition_values, partitions_of
 from pqcache.system.disk import check_regular
 from pqcache.system.threads import ForkSafeThreadPool
 

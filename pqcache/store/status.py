@@ -19,6 +19,7 @@ from typing import Any
 
 from pqcache.errors import PqcacheError, first_line
 from pqcache.store.cache_directory import CacheDirectory
+from pqcache.store.cache_root import ListedTable, tables_below
 from pqcache.store.config import read_config
 from pqcache.store.expect import FAILED, Finding, lines_of, stale
 from pqcache.store.history import DONE, INTERRUPTED, ROLLBACK, RUNNING_NOW, log
@@ -26,7 +27,6 @@ from pqcache.store.layout import CONFIG
 from pqcache.store.manifest import Totals
 from pqcache.store.publish import unmet_of
 from pqcache.store.snapshot import Snapshot, read_kept, read_summary, rolled_back_from
-from pqcache.store.tables_of_root import ListedTable, tables_below
 from pqcache.store.urls import redact
 from pqcache.units import format_count, format_seconds, parse_duration
 

@@ -28,8 +28,8 @@ from decimal import Decimal
 from itertools import groupby
 
 from pqcache.errors import UsageError
-from pqcache.store.hive import parent, partition_values
 from pqcache.store.manifest import SourceFile
+from pqcache.store.partition_paths import parent, partition_values
 from pqcache.units import format_size, parse_size
 
 FREE = "free"

@@ -30,7 +30,7 @@ from pqcache.reader.row_hashes import Hashes
 from pqcache.reader.stats import RECEIVE, SEND
 from pqcache.reader.window import Group
 from pqcache.torch.batch import CU_SEQLENS, Batch, Position, Ragged, meter_of
-from pqcache.torch.progress import Hashed
+from pqcache.torch.state import Hashed
 from pqcache.torch.tensors import Conversion, mask_name, to_value
 from pqcache.torch.transport import Message, WorkerMemory, message_of, value_of
 

@@ -20,10 +20,10 @@ from pqcache.reader.packing import TokenBatches
 from pqcache.reader.proof import parts_of
 from pqcache.reader.stats import DatasetStats
 from pqcache.torch.batch_groups import sizes_in_worker
+from pqcache.torch.dataset_options import DatasetArguments, DatasetOptions
 from pqcache.torch.dataset_reader import DatasetReader
-from pqcache.torch.options import DatasetArguments, DatasetOptions
-from pqcache.torch.progress import Place, State, Tally
 from pqcache.torch.resumable import ResumableDataset
+from pqcache.torch.state import Place, State, Tally
 from pqcache.torch.transforms import FailedRow
 from pqcache.units import format_count
 
@@ -45,7 +45,7 @@ class ParquetDataset(ResumableDataset):
 
     Args:
         path: a cache, a snapshot, a directory or a file.
-        given: see pqcache.torch.options
+        given: see pqcache.torch.dataset_options
 
     >>> dataset = ParquetDataset("cache/shop", columns=["id", "price", "tokens", "dt"], batch_size=256, seed=1)
     >>> len(dataset)

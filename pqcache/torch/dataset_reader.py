@@ -16,15 +16,15 @@ import pyarrow as pa
 
 from pqcache.errors import CacheError, UsageError
 from pqcache.reader.batch_rows import RowPlaces, checked_index, rows_of_batch
+from pqcache.reader.decode import release_unused
 from pqcache.reader.epoch import Epoch, Epochs
-from pqcache.reader.load import release_unused
-from pqcache.reader.memory import Window
+from pqcache.reader.memory_budget import Window
 from pqcache.reader.mixture import DatasetPass
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.order import EpochShare
 from pqcache.reader.packing import Pack
-from pqcache.reader.processes import agree
 from pqcache.reader.proof import content_of
+from pqcache.reader.ranks import agree
 from pqcache.reader.read_plan import ReadPlan
 from pqcache.reader.selection.exclude import Excluded, Exclusions, excluded, files_gone
 from pqcache.reader.selection.filters import base_of
@@ -37,10 +37,10 @@ from pqcache.store.snapshot import Lease, Snapshot
 from pqcache.store.urls import quoted
 from pqcache.torch.batch import Batch, Position, item, register
 from pqcache.torch.batch_groups import TensorGroup, UnmadeBatch, bytes_of, check_mask
+from pqcache.torch.dataset_options import DatasetOptions
 from pqcache.torch.distributed import NodeShares, gather_shares, listing_of, snapshot_of
 from pqcache.torch.iteration_meter import new_meter
-from pqcache.torch.options import DatasetOptions
-from pqcache.torch.progress import Hashed, Place, State
+from pqcache.torch.state import Hashed, Place, State
 from pqcache.torch.tensors import Conversion, check_type, fills_when_decoded, null_error, paths_in
 from pqcache.torch.transforms import FailureLog, Item, TransformRunner
 from pqcache.units import format_count

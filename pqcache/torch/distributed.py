@@ -18,11 +18,11 @@ import torch.distributed as dist
 from torch.utils.data import get_worker_info
 
 from pqcache.errors import UsageError
-from pqcache.reader.load import RowGroups
-from pqcache.reader.memory import RowGroupSizes
+from pqcache.reader.decode import RowGroups
+from pqcache.reader.epoch_options import WINDOW
+from pqcache.reader.memory_budget import RowGroupSizes
 from pqcache.reader.open_dataset import LocalDataset, heading_of
-from pqcache.reader.options import WINDOW
-from pqcache.reader.processes import of_torch
+from pqcache.reader.ranks import of_torch
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.layout import FILES
 from pqcache.store.manifest_file import read_heading

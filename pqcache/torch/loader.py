@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Sampler, get_worker_info
 
 from pqcache.errors import UsageError
 from pqcache.reader.order import EpochShare
-from pqcache.reader.processes import leave_to_parent, of_this_process
+from pqcache.reader.ranks import leave_to_parent, of_this_process
 from pqcache.torch.batch import to_device
 from pqcache.torch.batch_groups import MOST_BATCHES, GroupSizes, ungrouped
 from pqcache.torch.foreign_loaders import (
@@ -33,8 +33,8 @@ from pqcache.torch.foreign_loaders import (
     shown_to_accelerate,
 )
 from pqcache.torch.iteration_meter import measured
-from pqcache.torch.progress import Hashed, Place
 from pqcache.torch.resumable import LoaderIteration, ResumableDataset
+from pqcache.torch.state import Hashed, Place
 from pqcache.units import is_whole
 
 Timed = Callable[[], AbstractContextManager[Any]]  # measures the time of copies

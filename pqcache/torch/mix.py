@@ -19,11 +19,11 @@ from pqcache.reader.order import EpochShare, batches_at, check_rank
 from pqcache.reader.stats import TENSORS, DatasetStats, Meter, mix_stats
 from pqcache.torch.batch import Batch, Position, joined, register
 from pqcache.torch.dataset import ParquetDataset
+from pqcache.torch.dataset_options import IterationArguments, IterationOptions
 from pqcache.torch.dataset_reader import DatasetReader
 from pqcache.torch.iteration_meter import new_meter
-from pqcache.torch.options import IterationArguments, IterationOptions
-from pqcache.torch.progress import MixState, Place, State
 from pqcache.torch.resumable import ResumableDataset
+from pqcache.torch.state import MixState, Place, State
 from pqcache.torch.transforms import Item, TransformRunner
 
 Result = Callable[[], Any]  # waits for a transform
@@ -55,7 +55,7 @@ class Mix(ResumableDataset):
         within_batch: True: each batch has rows of every dataset, as many as that dataset's batch_size; these sizes are
             the proportions. All need the same columns. batch.parts has the number of rows of each dataset, in their
             order. False: a batch has rows of one dataset.
-        given: see pqcache.torch.options
+        given: see pqcache.torch.dataset_options
 
     Raises UsageError for invalid options.
     """

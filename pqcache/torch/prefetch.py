@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 
 from pqcache.errors import UsageError
-from pqcache.system.memory import aligned
+from pqcache.system.buffers import aligned
 from pqcache.torch.batch import Batch, Ragged, change_inside, to_device
 from pqcache.torch.loader import Loader, Timed
 from pqcache.torch.transport import is_plain

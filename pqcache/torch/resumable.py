@@ -17,16 +17,16 @@ from torch.utils.data import IterableDataset, get_worker_info
 from pqcache.errors import UsageError
 from pqcache.reader.batch_rows import RowPlaces
 from pqcache.reader.order import Division, EpochShare, next_divisions
-from pqcache.reader.processes import MIXING, check_alike, check_launched, is_rank, of_this_process, of_torch
+from pqcache.reader.ranks import MIXING, check_alike, check_launched, is_rank, of_this_process, of_torch
 from pqcache.reader.selection.selection import digest_of
 from pqcache.reader.stats import DatasetStats, Meter
 from pqcache.torch.batch import Batch, has_moved
 from pqcache.torch.batch_groups import GroupSizes, grouped, sizes_in_worker
+from pqcache.torch.dataset_options import STALL_TIMEOUT, IterationOptions
 from pqcache.torch.dataset_reader import DatasetReader
 from pqcache.torch.foreign_loaders import check_batching, check_dividing, reads_ahead
 from pqcache.torch.iteration_meter import IterationMeter, measured
-from pqcache.torch.options import STALL_TIMEOUT, IterationOptions
-from pqcache.torch.progress import Place, Progress, Record, SavedPlace, Tally
+from pqcache.torch.state import Place, Progress, Record, SavedPlace, Tally
 from pqcache.torch.transport import begin_worker
 
 _REPEATS = (

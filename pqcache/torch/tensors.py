@@ -41,8 +41,8 @@ import torch
 
 from pqcache.errors import ParquetError, UsageError
 from pqcache.parquet.arrow import is_text
+from pqcache.reader.columns import Bools, Fill, Kind, fixed_values, kind_of, number_dtype, storage_type, validity_of
 from pqcache.reader.read_plan import Bounds
-from pqcache.reader.rows import Bools, Fill, Kind, fixed_values, kind_of, number_dtype, storage_type, validity_of
 from pqcache.torch.batch import Ragged, in_sequences
 
 Value = torch.Tensor | Ragged | dict[str, Any]

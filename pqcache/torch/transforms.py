@@ -28,7 +28,7 @@ from pqcache.reader.stats import TRANSFORM, Meter
 from pqcache.system.locks import try_lock
 from pqcache.system.threads import ForkSafeThreadPool
 from pqcache.torch.batch import Batch, Position, copied, row_count, take_rows
-from pqcache.torch.options import DatasetOptions
+from pqcache.torch.dataset_options import DatasetOptions
 
 _MOST_TRIES = 32  # batches without a good row, one after the other
 _AHEAD = 2  # batches for each thread

@@ -40,7 +40,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import get_worker_info
 
-from pqcache.system.memory import MAX_SLACK, Buffer, aligned
+from pqcache.system.buffers import MAX_SLACK, Buffer, aligned
 from pqcache.system.processes import has_ended
 
 log = logging.getLogger("pqcache.torch")

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache import Cache
-from pqcache.store.hive import is_hidden, is_hidden_directory, parent
 from pqcache.store.key_lookup import check_key_index, columns_indexed, directory_of
 from pqcache.store.manifest import summarize
+from pqcache.store.partition_paths import is_hidden, is_hidden_directory, parent
 from pqcache.store.row_group_index import build_index
 from pqcache.store.snapshot import read_summary
 from tests.faults.runner import RunResult

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import pqcache
 from pqcache.parquet.dense import Dense, as_dense, as_list, dense_in, dense_of, smallest
 from pqcache.parquet.rewrite.directory import rewrite_directory
-from pqcache.parquet.rewrite.options import RewriteOptions
+from pqcache.parquet.rewrite.recipe import RewriteOptions
 from pqcache.store.config import read_config
 from pqcache.torch import ParquetDataset, Ragged
 from tests.datasets import files_of

@@ -16,7 +16,7 @@ from pqcache.cli import run
 from pqcache.errors import ParquetError, PqcacheError, UsageError
 from pqcache.parquet.misread import check_read_right
 from pqcache.parquet.rewrite.directory import rewrite_directory
-from pqcache.parquet.rewrite.options import RewriteOptions
+from pqcache.parquet.rewrite.recipe import RewriteOptions
 from pqcache.torch import ParquetDataset
 from tests.real_files import JULIAN_DAY_0, UNKNOWN, annotated, write_int96, write_interval
 

@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pqcache.errors import ParquetError
-from pqcache.parquet import chunk_reader, footer, thrift
+from pqcache.parquet import fast_decode, footer, thrift
 from pqcache.parquet.pages import CODECS
 from pqcache.parquet.row_group_reader import RowGroupFile
 from pqcache.parquet.schema import ARROW_SCHEMA, encode_schema
@@ -45,7 +45,7 @@ class Counted:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.kinds: Counter[str] = Counter()
         for name in ("_lists", "_views"):
-            patch.setattr(chunk_reader, name, self._counted(name, getattr(chunk_reader, name)))
+            patch.setattr(fast_decode, name, self._counted(name, getattr(fast_decode, name)))
 
     def _counted(self, name: str, decode: Any) -> Any:
         def counted(*arguments: Any) -> Any:
@@ -66,10 +66,10 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
 def everything(patch: pytest.MonkeyPatch, together: int = 4 << 20) -> None:
     """Change limits, as no fuzz could try hundreds of tables that are long enough for what pays."""
     for name in ("_LONG_TEXT", "_LONG_LIST", "_LONG_REGULAR", "_MANY"):
-        patch.setattr(chunk_reader, name, 0)
-    patch.setattr(chunk_reader, "_MANY_IN_PAGE", 0.01)
-    patch.setattr(chunk_reader, "_PAGE", 0.01)
-    patch.setattr(chunk_reader, "_TOGETHER", together)
+        patch.setattr(fast_decode, name, 0)
+    patch.setattr(fast_decode, "_MANY_IN_PAGE", 0.01)
+    patch.setattr(fast_decode, "_PAGE", 0.01)
+    patch.setattr(fast_decode, "_TOGETHER", together)
 
 
 def by_pyarrow(path: Path, row_group: int) -> dict[str, pa.Array] | None:
@@ -97,7 +97,7 @@ def assert_same(found: pa.Array, expected: pa.Array) -> None:
     if found.type != expected.type:
         text = pt.is_string(expected.type) or pt.is_large_string(expected.type)
         assert found.type == (pa.string_view() if text else pa.binary_view())
-        assert chunk_reader.is_text(expected.type)
+        assert fast_decode.is_text(expected.type)
         assert found.equals(expected.cast(found.type))
         found = found.cast(expected.type)
     if pt.is_dictionary(expected.type):  # a piece has a dictionary of its own
@@ -272,7 +272,7 @@ def test_rows_are_those_that_pyarrow_reads(tmp_path: Path, monkeypatch: pytest.M
     def check(made: tuple[pa.Table, dict[str, Any], int], together: int) -> None:
         table, how, seed = made
         pq.write_table(table, path, **how)
-        monkeypatch.setattr(chunk_reader, "_TOGETHER", together)
+        monkeypatch.setattr(fast_decode, "_TOGETHER", together)
         check_file(path, random.Random(seed) if how["write_page_index"] else None)
 
     check()

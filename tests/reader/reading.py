@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pqcache.reader.load import RowGroups
+from pqcache.reader.decode import RowGroups
+from pqcache.reader.epoch_options import RowOptions
 from pqcache.reader.open_dataset import open_local_dataset
-from pqcache.reader.options import RowOptions
 from pqcache.reader.read_plan import make_read_plan
 
 

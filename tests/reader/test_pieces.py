@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pqcache.reader.load import Held, RowGroups
-from pqcache.reader.memory import Budget
+from pqcache.reader.columns import Column, join, to_arrow
+from pqcache.reader.decode import Held, RowGroups
+from pqcache.reader.memory_budget import Budget
 from pqcache.reader.order import Order
-from pqcache.reader.rows import Column, join, to_arrow
 from pqcache.reader.window import Group, read_groups
 from tests.reader.reading import groups_of
 

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from pqcache.reader.memory import RowGroupSizes, fit, largest_window
+from pqcache.reader.memory_budget import RowGroupSizes, fit, largest_window
 from pqcache.reader.order import Order, mixing
 from tests import ROOT
 

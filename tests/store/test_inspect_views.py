@@ -17,7 +17,7 @@ import pqcache
 from pqcache import cli
 from pqcache.benchmark import forecast
 from pqcache.console.inspect_text import remedy, verdict
-from pqcache.reader.options import WINDOW
+from pqcache.reader.epoch_options import WINDOW
 from pqcache.torch import ParquetDataset
 from pqcache.units import format_size
 from tests.datasets import files_of, write_day, write_shop

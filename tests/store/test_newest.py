@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pqcache.errors import UsageError
 from pqcache.store.config import Config
-from pqcache.store.hive import NULL
+from pqcache.store.partition_paths import NULL
 from pqcache.store.table_part import FREE, FreeSpace, Newest, newest_partitions, parse_newest
 from tests.examples import examples
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 import pqcache
 from pqcache.errors import SourceIncomplete, UsageError
 from pqcache.store.cache_directory import CacheDirectory
-from pqcache.store.hive import parent
 from pqcache.store.manifest import Identity, Manifest, SourceFile
+from pqcache.store.partition_paths import parent
 from pqcache.store.table_part import MIN_PARTS, Shard, owners, parse_shard
 from tests.datasets import files_of, rows_of, write_day, write_shop
 from tests.examples import examples

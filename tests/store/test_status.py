@@ -16,10 +16,10 @@ import zstandard
 import pqcache
 from pqcache.events import Fetched, Published
 from pqcache.store.cache_directory import CacheDirectory
+from pqcache.store.cache_root import tables_below
 from pqcache.store.history import append_history, read_history
 from pqcache.store.layout import HISTORY
 from pqcache.store.status import CacheStatus, next_due
-from pqcache.store.tables_of_root import tables_below
 from tests.datasets import write_day, write_shop
 from tests.forked_commands import run_pqcache
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pqcache
-from pqcache.system.memory import Buffer, BufferPool
+from pqcache.system.buffers import Buffer, BufferPool
 from tests.test_docs import ROOT
 
 OF_RANK, OF_WORKER = 200 << 20, 150 << 20  # as docs/loading.md says

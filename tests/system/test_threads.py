@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pqcache.reader.epoch import read_record_batches
+from pqcache.reader.epoch_options import BatchOptions, RowOptions
 from pqcache.reader.open_dataset import open_local_dataset
-from pqcache.reader.options import BatchOptions, RowOptions
 from pqcache.reader.read_plan import make_read_plan
 from pqcache.system import threads
 from pqcache.system.threads import ForkSafeThreadPool

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 import pqcache
 from pqcache.errors import UsageError
-from pqcache.reader import processes
+from pqcache.reader import ranks as reader_ranks
 from pqcache.torch import Loader, Mix, ParquetDataset
 
 
@@ -71,7 +71,7 @@ def _serve(pipe: Connection) -> None:
     torch.set_num_threads(1)
     for rank, world, store, cache, options in iter(pipe.recv, None):
         # patches how long ranks that differ wait for another thread to begin their epoch: only "threads" has any
-        processes._TURN = 2.0 if options.get("loader") == "threads" else 0.1
+        reader_ranks._TURN = 2.0 if options.get("loader") == "threads" else 0.1
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
         try:
             pipe.send(_read(cache, **options))

@@ -26,8 +26,8 @@ import pyarrow.types as pt
 from pqcache.errors import ParquetError, first_line
 from pqcache.parquet import footer
 from pqcache.parquet.arrow import LONG, Floats, Widths, arrow_bytes, is_text, least_width, widths_of
-from pqcache.parquet.chunk_reader import UNREADABLE, Leaf, leaf_of, text_pages, view_type, views_of
 from pqcache.parquet.dense import DenseChange, change_dense, dense_changes
+from pqcache.parquet.fast_decode import UNREADABLE, Leaf, leaf_of, text_pages, view_type, views_of
 from pqcache.parquet.pages import NotRead, pages_in
 from pqcache.parquet.rewrite.sources import SourceFooter, one_of_each_schema, open_parquet
 from pqcache.parquet.schema import cast_to_schema

@@ -49,7 +49,8 @@ from pqcache.parquet.rewrite.files import (
     straddles,
     write_errors,
 )
-from pqcache.parquet.rewrite.options import COMPAT_CODEC, DEFAULT_CODEC, RewriteOptions
+from pqcache.parquet.rewrite.recipe import COMPAT_CODEC, DEFAULT_CODEC, RewriteOptions
+from pqcache.parquet.rewrite.row_groups import MIN_FILL, RewriteResult, WriterSettings, write_row_groups
 from pqcache.parquet.rewrite.sources import (
     SourceFooter,
     conflicts,
@@ -59,7 +60,6 @@ from pqcache.parquet.rewrite.sources import (
     read_source_footers,
     with_spark,
 )
-from pqcache.parquet.rewrite.writer import MIN_FILL, RewriteResult, WriterSettings, write_row_groups
 from pqcache.parquet.schema import (
     ARROW_SCHEMA,
     check_names,

@@ -27,7 +27,7 @@ from pqcache.parquet.arrow import Floats, bytes_in, in_one_piece, leaves_in
 from pqcache.parquet.pages import Chunk
 from pqcache.parquet.rewrite.decode import RowBatch
 from pqcache.parquet.rewrite.encodings import Encodings
-from pqcache.parquet.rewrite.pages import (
+from pqcache.parquet.rewrite.fast_encode import (
     boundary_order,
     is_direct,
     is_plain,
@@ -54,7 +54,7 @@ from pqcache.parquet.thrift import (
     Items,
     Struct,
 )
-from pqcache.system.memory import BufferPool
+from pqcache.system.buffers import BufferPool
 
 log = logging.getLogger("pqcache.parquet")
 

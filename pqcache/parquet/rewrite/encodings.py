@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from pqcache.parquet.arrow import weigh
 from pqcache.parquet.pages import CODECS
-from pqcache.system.memory import BufferPool
+from pqcache.system.buffers import BufferPool
 
 _WORTH = 0.9  # a scheme must make a column this much smaller than plain,
 _BETTER = 0.95  # and this much smaller than a simpler scheme;

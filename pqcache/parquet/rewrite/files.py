@@ -20,7 +20,7 @@ from pqcache.errors import PqcacheError
 from pqcache.parquet import footer, thrift
 from pqcache.parquet.rewrite.encode import FooterSchema, RowGroup, orders_of
 from pqcache.parquet.rewrite.encodings import Encodings
-from pqcache.parquet.rewrite.options import RewriteOptions
+from pqcache.parquet.rewrite.recipe import RewriteOptions
 from pqcache.parquet.rewrite.sources import RangeIndex, with_range
 from pqcache.parquet.schema import ARROW_SCHEMA, encode_schema
 from pqcache.parquet.thrift import COLUMN_INDEX, OFFSET_INDEX

@@ -27,10 +27,10 @@ from pqcache.reader.open_dataset import LocalDataset
 from pqcache.reader.selection.selection import Bools, Counts, Selection, Test, found_once
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.history import ROLLBACK, read_history
-from pqcache.store.hive import with_hints
 from pqcache.store.layout import FILES
 from pqcache.store.manifest import FileEntry, Identity, SourceFile
 from pqcache.store.manifest_file import read_manifest
+from pqcache.store.partition_paths import with_hints
 from pqcache.store.row_group_index import Index
 from pqcache.store.snapshot import Snapshot
 from pqcache.units import format_count

@@ -24,9 +24,9 @@ from pqcache.filters.expression import operand_of
 from pqcache.parquet.dense import as_lists
 from pqcache.reader.arriving import arrival_queue
 from pqcache.reader.open_dataset import Files, LocalDataset
-from pqcache.store.hive import with_hints
 from pqcache.store.key_lookup import Ints, ranges_of
 from pqcache.store.layout import ROW_GROUPS
+from pqcache.store.partition_paths import with_hints
 from pqcache.system.disk import read_regular, write_durably
 from pqcache.system.processes import cpu_count
 from pqcache.system.threads import ForkSafeThreadPool

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from pqcache.errors import UsageError, no_column
 from pqcache.parquet.dense import as_lists
 from pqcache.parquet.schema import cast_to_schema, working_schema
-from pqcache.reader.rows import storage_type
+from pqcache.reader.columns import storage_type
 from pqcache.reader.selection.selection import Chosen, Counts, Positions, Selection, digest_of
 from pqcache.store.key_lookup import Ints, ranges_of
 from pqcache.units import is_number

@@ -21,8 +21,8 @@ import xxhash
 
 from pqcache.errors import UsageError
 from pqcache.parquet.arrow import is_text, without_views
+from pqcache.reader.columns import storage_type
 from pqcache.reader.open_dataset import LocalDataset
-from pqcache.reader.rows import storage_type
 from pqcache.reader.selection.selection import Bools, ChosenColumn, Counts, Selection, digest_of
 from pqcache.store.key_lookup import Ints
 from pqcache.units import is_number, is_whole

@@ -25,8 +25,8 @@ from pqcache.errors import ParquetError, UsageError, first_line
 from pqcache.filters.expression import number_against_text
 from pqcache.parquet.arrow import is_text, without_views
 from pqcache.parquet.schema import cast_exactly
+from pqcache.reader.columns import storage_type
 from pqcache.reader.order import Ints, random_words, scatter_order
-from pqcache.reader.rows import storage_type
 from pqcache.reader.selection.selection import (
     Chosen,
     ChosenColumn,

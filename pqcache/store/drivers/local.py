@@ -40,10 +40,10 @@ from pqcache.store.drivers.base import (
     StagedFile,
     check_options,
 )
-from pqcache.store.hive import is_hidden, is_hidden_directory, parent, partition_values
 from pqcache.store.layout import ARRIVED, CONFIG
 from pqcache.store.manifest import DIRECTORY, FileEntry, Identity, Manifest, SourceFile, TableVersion, local_tag
 from pqcache.store.ownership import is_trusted
+from pqcache.store.partition_paths import is_hidden, is_hidden_directory, parent, partition_values
 from pqcache.store.snapshot import Lease, Snapshot
 from pqcache.store.urls import absolute_path
 from pqcache.system.disk import (

@@ -13,7 +13,7 @@ from typing import Any
 from pqcache.errors import UsageError, disk_errors
 from pqcache.events import OnEvent, ignore
 from pqcache.options import COMMANDS, RepartitionArguments, Rewriting, Unpack, documented, options_of, parsed
-from pqcache.parquet.rewrite.options import RewriteOptions, parse_compression
+from pqcache.parquet.rewrite.recipe import RewriteOptions, parse_compression
 from pqcache.store.cache_directory import CacheDirectory, cache_at, check_outside_caches, lease_at
 from pqcache.store.config import read_config, updated, write_config
 from pqcache.store.history import RunRecord, recorded_run

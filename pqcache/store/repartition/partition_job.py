@@ -35,7 +35,7 @@ from pqcache.errors import (
 )
 from pqcache.events import Advanced, OnEvent, ignore
 from pqcache.parquet.rewrite.directory import KnownOfSources, rewrite_directory
-from pqcache.parquet.rewrite.options import RewriteOptions
+from pqcache.parquet.rewrite.recipe import RewriteOptions
 from pqcache.store.drivers.base import HIDDEN, Source, StagedFile, Target
 from pqcache.store.drivers.registry import KINDS, installed, open_target
 from pqcache.store.drivers.timeouts import FEW_TRIES, with_retries

@@ -19,13 +19,13 @@ from typing import Any
 
 from pqcache.events import Advanced, Rewrote, Started, Warned
 from pqcache.parquet.dense import parse_dense
-from pqcache.parquet.rewrite.options import RewriteOptions
+from pqcache.parquet.rewrite.recipe import RewriteOptions
 from pqcache.store.drivers.base import Source, Target
 from pqcache.store.drivers.registry import open_target
 from pqcache.store.drivers.timeouts import Patience, with_retries
-from pqcache.store.hive import parent
 from pqcache.store.manifest import SourceFile
 from pqcache.store.manifest_file import schema_of_table
+from pqcache.store.partition_paths import parent
 from pqcache.store.repartition.clusters import ClusterExecutor, check_seen, connected
 from pqcache.store.repartition.dense_proposals import DenseRequest, local_root
 from pqcache.store.repartition.partition_job import (

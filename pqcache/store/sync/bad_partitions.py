@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pqcache.errors import ParquetError, PqcacheError, SourceDenied, TypeClash
-from pqcache.store.hive import parent
 from pqcache.store.manifest import FileEntry, SourceFile
+from pqcache.store.partition_paths import parent
 from pqcache.units import printable
 
 if TYPE_CHECKING:

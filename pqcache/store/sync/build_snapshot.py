@@ -15,11 +15,10 @@ from pathlib import Path
 
 from pqcache.errors import DamagedError, ParquetError, disk_errors
 from pqcache.events import Advanced, Published, Rewrote, Started, Warned
-from pqcache.parquet.rewrite.options import differ_in_size_only, shuffle_of
+from pqcache.parquet.rewrite.recipe import differ_in_size_only, shuffle_of
 from pqcache.parquet.schema import changed_units
 from pqcache.parquet.validation import read_footer
 from pqcache.store.expect import unmet
-from pqcache.store.hive import parent
 from pqcache.store.layout import CHECKSUMS, FILES, ROW_GROUPS, SUMMARY
 from pqcache.store.manifest import (
     FileEntry,
@@ -32,6 +31,7 @@ from pqcache.store.manifest import (
 )
 from pqcache.store.manifest_file import write_manifest
 from pqcache.store.ownership import make_directories
+from pqcache.store.partition_paths import parent
 from pqcache.store.publish import next_number, publish, stage
 from pqcache.store.row_group_index import Index, IndexBuilder, build_index, index_columns
 from pqcache.store.snapshot import Snapshot, write_checksums

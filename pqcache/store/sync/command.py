@@ -28,15 +28,16 @@ from pqcache.options import (
 )
 from pqcache.store.arriving import arriving_snapshots, find_arriving
 from pqcache.store.cache_directory import CacheDirectory, cache_at, cache_path
+from pqcache.store.cache_root import ListedTable, add, tables_below
 from pqcache.store.config import Config, read_config, updated, write_config
 from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.registry import is_same_source
 from pqcache.store.drivers.timeouts import FIRST_CONTACT, Patience, patience_of_run
 from pqcache.store.expect import check_columns
 from pqcache.store.history import RunRecord, copied_source, now_text, recorded_run
-from pqcache.store.hive import parent, parse_types
 from pqcache.store.layout import CONFIG, LEASE
 from pqcache.store.manifest import SourceFile, Summary, TableVersion, table_digest
+from pqcache.store.partition_paths import parent, parse_types
 from pqcache.store.snapshot import Snapshot, digest_of_held, read_kept, read_summary, rolled_back_from
 from pqcache.store.sync.cache_run import (
     BandwidthLimit,
@@ -65,7 +66,6 @@ from pqcache.store.sync.plan import Plan, Recipe, cached_paths, recipe_for
 from pqcache.store.sync.safety_checks import check_identities, wait_rules
 from pqcache.store.tables.base import OpenOptions, Table
 from pqcache.store.tables.open_table import open_table
-from pqcache.store.tables_of_root import ListedTable, add, tables_below
 from pqcache.store.urls import check_url, is_local, is_secret, local_path, quoted, redact, remembered_url
 from pqcache.system.disk import limit_mode
 from pqcache.units import Stopwatch

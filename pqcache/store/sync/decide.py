@@ -19,10 +19,10 @@ from pqcache.events import Advanced, Started
 from pqcache.store.config import Config
 from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.timeouts import with_retries
-from pqcache.store.hive import parent, partition_schema
 from pqcache.store.manifest import FileEntry, Manifest, SnapshotMetadata, SourceFile, TableVersion, Totals, table_digest
 from pqcache.store.manifest_file import schema_of_table
 from pqcache.store.ownership import is_own, is_trusted_cache
+from pqcache.store.partition_paths import parent, partition_schema
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.bad_partitions import BadPartitions, place_of, with_number, with_old_versions
 from pqcache.store.sync.cache_run import ByteCounter, RunOptions

@@ -28,9 +28,9 @@ from pqcache.store.config import write_config
 from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.timeouts import with_retries
 from pqcache.store.expect import Finding
-from pqcache.store.hive import parent, partition_keys
 from pqcache.store.layout import SUMMARY
 from pqcache.store.manifest import FileEntry, Manifest, SourceFile
+from pqcache.store.partition_paths import parent, partition_keys
 from pqcache.store.snapshot import Snapshot, read_kept
 from pqcache.store.sync.bad_partitions import (
     BadPartitions,

@@ -29,10 +29,10 @@ import pyarrow.parquet as pq
 from pqcache.errors import MALFORMED, DamagedError
 from pqcache.events import Warned
 from pqcache.store.expect import FAILED, FEWEST, PASSED, SHOWN, Finding, Rule, judge_freshness, lines_of
-from pqcache.store.hive import parent, partition_values
 from pqcache.store.layout import FILES, ROW_GROUPS, VALUES
 from pqcache.store.manifest import FileEntry
 from pqcache.store.manifest_file import newest_time
+from pqcache.store.partition_paths import parent, partition_values
 from pqcache.store.row_group_index import Index, read_index
 from pqcache.store.sync.cache_run import CacheRun
 from pqcache.system.disk import read_regular, write_durably

@@ -16,10 +16,10 @@ from operator import attrgetter
 from typing import TypeVar
 
 from pqcache.events import Planned
-from pqcache.parquet.rewrite.options import canonical_json, shuffle_of
+from pqcache.parquet.rewrite.recipe import canonical_json, shuffle_of
 from pqcache.store.config import Config
-from pqcache.store.hive import parent
 from pqcache.store.manifest import FileEntry, Identity, Manifest, SourceFile
+from pqcache.store.partition_paths import parent
 from pqcache.units import format_count, format_size
 
 _Located = TypeVar("_Located", SourceFile, FileEntry)

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from pqcache.errors import PqcacheError, SourceError, SourceIncomplete
 from pqcache.store.config import Config, parse_max_delete
-from pqcache.store.hive import parent, partition_values
 from pqcache.store.manifest import FileEntry, SourceFile
+from pqcache.store.partition_paths import parent, partition_values
 from pqcache.store.sync.cache_run import CacheRun
 from pqcache.store.sync.plan import Plan
 from pqcache.store.table_part import FREE, parse_newest

@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 
 from pqcache.errors import DamagedError
-from pqcache.parquet.rewrite.options import RewriteOptions
+from pqcache.parquet.rewrite.recipe import RewriteOptions
 from pqcache.parquet.schema import TimeUnits
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.drivers.base import Source
-from pqcache.store.hive import parent, partition_values
 from pqcache.store.manifest import DIRECTORY, FileEntry, SnapshotMetadata, SourceFile, TableVersion
 from pqcache.store.manifest_file import schema_of_table
 from pqcache.store.ownership import is_own, make_directories
+from pqcache.store.partition_paths import parent, partition_values
 from pqcache.store.row_group_index import NO_SCHEMA
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.bad_partitions import (

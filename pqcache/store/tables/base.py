@@ -29,8 +29,8 @@ from pqcache.store.drivers.base import (
 )
 from pqcache.store.drivers.registry import open_source
 from pqcache.store.drivers.timeouts import FEW_TRIES, Patience, with_retries
-from pqcache.store.hive import NULL, is_hidden, parent
 from pqcache.store.manifest import Identity, SourceFile, TableVersion, digest_of_sources
+from pqcache.store.partition_paths import NULL, is_hidden, parent
 from pqcache.store.urls import local_path, url_scheme, with_usual_scheme
 from pqcache.units import printable
 

@@ -20,9 +20,9 @@ from functools import lru_cache
 from pqcache.errors import UsageError
 from pqcache.store.cache_directory import named_caches
 from pqcache.store.drivers.base import PARQUET_SUFFIXES
-from pqcache.store.hive import is_hidden, is_hidden_directory, parent
 from pqcache.store.layout import ARRIVING, CONFIG, HISTORY, LOCK, MEMO
 from pqcache.store.manifest import SourceFile
+from pqcache.store.partition_paths import is_hidden, is_hidden_directory, parent
 from pqcache.store.urls import is_local, local_path
 from pqcache.units import format_count, printable
 
@@ -74,7 +74,7 @@ class FileRules:
         as_files: take all Parquet files of a listing, even if there is a table's log.
         all_files: take every file that is not hidden, whatever its name and content.
         marker: the name of files without rows that mark a partition as complete.
-        types: declared types of partition columns, of `pqcache.store.hive.TYPES`.
+        types: declared types of partition columns, of `pqcache.store.partition_paths.TYPES`.
     """
 
     as_files: bool = False

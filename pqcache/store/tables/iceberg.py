@@ -48,8 +48,8 @@ from pqcache.errors import (
 from pqcache.parquet.projection import ColumnKind, TableColumn
 from pqcache.store.drivers.base import FileShape, RangedFile
 from pqcache.store.drivers.remote import censored, known_cause
-from pqcache.store.hive import NULL
 from pqcache.store.manifest import Identity, TableVersion, committed_tag
+from pqcache.store.partition_paths import NULL
 from pqcache.store.tables.base import (
     Commit,
     StoreFiles,

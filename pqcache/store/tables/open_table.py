@@ -104,7 +104,7 @@ def _read_delta(log: TableLog, entries: Sequence[SourceFile]) -> TableListing:
 
 def _open_hive(url: str, options: OpenOptions) -> Source:
     with installed(url, "thrift", "hive"):
-        from pqcache.store.tables.hive import HiveTable
+        from pqcache.store.tables.hive_metastore import HiveTable
     return HiveTable(url, options)
 
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.parquet.rewrite.directory import rewrite_directory, row_group_bytes
-from pqcache.parquet.rewrite.options import RewriteOptions
-from pqcache.parquet.rewrite.writer import RewriteResult
+from pqcache.parquet.rewrite.recipe import RewriteOptions
+from pqcache.parquet.rewrite.row_groups import RewriteResult
 from tests.pages import index_spans
 
 KB = 1 << 10

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from pqcache.parquet import thrift
-from pqcache.parquet.rewrite.options import RewriteOptions
+from pqcache.parquet.rewrite.recipe import RewriteOptions
 from tests.examples import examples
 from tests.pages import edited
 from tests.parquet.rewrite.rewriting import (

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pqcache.errors import ParquetError
 from pqcache.parquet.rewrite.directory import rewrite_directory
-from pqcache.parquet.rewrite.options import RewriteOptions
+from pqcache.parquet.rewrite.recipe import RewriteOptions
 from tests.examples import examples
 
 TYPES = [pa.binary(), pa.string(), pa.large_binary(), pa.large_string()]

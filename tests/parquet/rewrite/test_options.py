@@ -13,7 +13,7 @@ import pytest
 import pqcache
 from pqcache.cli import run
 from pqcache.parquet.rewrite.directory import rewrite_directory
-from pqcache.parquet.rewrite.options import RewriteOptions
+from pqcache.parquet.rewrite.recipe import RewriteOptions
 from pqcache.store.config import read_config
 from tests.datasets import files_of, rows_of, write_day, write_shop
 from tests.store.repartition.test_command import assert_cut_right

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pqcache.parquet.rewrite.directory import rewrite_directory
-from pqcache.parquet.rewrite.options import RewriteOptions
+from pqcache.parquet.rewrite.recipe import RewriteOptions
 from tests.pages import index_spans, indexed_pages, real_pages
 
 MB = 1 << 20

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 import pqcache
 from pqcache.parquet.rewrite.directory import rewrite_directory, shuffle_rows
-from pqcache.parquet.rewrite.options import RewriteOptions
+from pqcache.parquet.rewrite.recipe import RewriteOptions
 from pqcache.store.config import read_config
 from tests.datasets import files_of, rows_of, write_day, write_shop
 from tests.examples import examples
 from tests.parquet.rewrite.rewriting import rewrite_80_mb
-from tests.parquet.rewrite.test_writer import batches_of
+from tests.parquet.rewrite.test_row_groups import batches_of
 
 KB = 1 << 10
 LIMIT = 32 * KB

@@ -15,7 +15,7 @@ import pytest
 
 from pqcache.errors import ParquetError, UsageError
 from pqcache.parquet.rewrite.directory import count_unchanged_files, row_group_bytes
-from pqcache.parquet.rewrite.options import RewriteOptions
+from pqcache.parquet.rewrite.recipe import RewriteOptions
 from tests.parquet.rewrite.rewriting import (
     KB,
     check_same,

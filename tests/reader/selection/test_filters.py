@@ -24,9 +24,9 @@ from hypothesis import strategies as st
 import pqcache
 from pqcache.errors import ParquetError, UsageError
 from pqcache.filters.parse import parse_where
-from pqcache.reader.load import Held, RowGroups
+from pqcache.reader.decode import Held, RowGroups
+from pqcache.reader.epoch_options import RowOptions
 from pqcache.reader.open_dataset import Files, RowGroup, open_local_dataset
-from pqcache.reader.options import RowOptions
 from pqcache.reader.read_plan import make_read_plan
 from pqcache.reader.selection.selection import COUNTS
 from pqcache.store.key_lookup import SelectedRows

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 import pqcache
 from pqcache.errors import UsageError
+from pqcache.reader.epoch_options import RowOptions
 from pqcache.reader.open_dataset import open_local_dataset
-from pqcache.reader.options import RowOptions
 from pqcache.reader.read_plan import make_read_plan
 from pqcache.torch import ParquetDataset, Sequence, Split
 from tests.examples import examples

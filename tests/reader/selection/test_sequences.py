@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 import pqcache
 from pqcache.errors import ParquetError, UsageError
-from pqcache.reader.memory import sizes_of
+from pqcache.reader.epoch_options import RowOptions
+from pqcache.reader.memory_budget import sizes_of
 from pqcache.reader.open_dataset import open_local_dataset
-from pqcache.reader.options import RowOptions
 from pqcache.reader.read_plan import make_read_plan
 from pqcache.torch import ParquetDataset, Sequence
 from tests.examples import examples

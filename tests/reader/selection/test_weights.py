@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 import pqcache
 from pqcache.errors import ParquetError, UsageError
+from pqcache.reader.epoch_options import RowOptions
 from pqcache.reader.open_dataset import open_local_dataset
-from pqcache.reader.options import RowOptions
 from pqcache.reader.order import random_words, scatter_order
 from pqcache.reader.read_plan import make_read_plan
 from pqcache.reader.selection import selection

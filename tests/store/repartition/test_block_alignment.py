@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import pqcache
 from pqcache.parquet.rewrite.directory import rewrite_directory, row_group_bytes, row_group_start
 from pqcache.parquet.rewrite.files import straddles
-from pqcache.parquet.rewrite.options import RewriteOptions
+from pqcache.parquet.rewrite.recipe import RewriteOptions
 from tests.datasets import rows_of, write_shop
 from tests.examples import examples
 from tests.servers.hdfs import Hdfs

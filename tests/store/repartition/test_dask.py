@@ -234,7 +234,7 @@ def test_the_scheduler_is_killed_half_way(cluster: Cluster, shop: Path, tmp_path
 def test_a_job_of_another_version_is_refused(shop: Path, tmp_path: Path) -> None:
     from dataclasses import replace
 
-    from pqcache.parquet.rewrite.options import RewriteOptions
+    from pqcache.parquet.rewrite.recipe import RewriteOptions
     from pqcache.store.repartition.partition_job import run_job
     from tests.store.repartition.test_to_target import job_for
 

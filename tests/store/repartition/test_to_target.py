@@ -17,7 +17,7 @@ import pytest
 
 import pqcache
 from pqcache.events import Advanced, Event, Rewrote, Warned
-from pqcache.parquet.rewrite.options import RewriteOptions
+from pqcache.parquet.rewrite.recipe import RewriteOptions
 from pqcache.store.drivers.base import HIDDEN
 from pqcache.store.drivers.registry import open_source, open_target
 from pqcache.store.repartition.partition_job import (

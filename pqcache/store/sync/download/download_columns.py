@@ -56,8 +56,8 @@ from pqcache.parquet.statistics import columns_table, row_group_columns
 from pqcache.parquet.thrift import I64, LIST, STRUCT, Items, Struct
 from pqcache.parquet.validation import check_footer, footer_in
 from pqcache.store.drivers.base import FileShape, Source, ended_early
-from pqcache.store.hive import parent
 from pqcache.store.manifest import SourceFile
+from pqcache.store.partition_paths import parent
 from pqcache.store.sync.download.subset import Subset
 from pqcache.system.disk import fsync_path
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from pqcache.errors import ParquetError, PqcacheError, SourceDenied, SourceError, UsageError, no_column
 from pqcache.events import ignore
-from pqcache.parquet.rewrite.options import canonical_json
+from pqcache.parquet.rewrite.recipe import canonical_json
 from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.timeouts import FEW_TRIES, with_retries
-from pqcache.store.hive import parent, partition_schema, partition_table, partition_values, with_hints
 from pqcache.store.manifest import DIRECTORY, SourceFile, TableVersion, declared_types
+from pqcache.store.partition_paths import parent, partition_schema, partition_table, partition_values, with_hints
 
 if TYPE_CHECKING:
     import pyarrow as pa

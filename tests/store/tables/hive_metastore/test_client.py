@@ -26,7 +26,7 @@ from pqcache.errors import (
 )
 from pqcache.store.repartition.partition_job import make_endpoints
 from pqcache.store.tables.base import OpenOptions
-from pqcache.store.tables.hive import BATCH
+from pqcache.store.tables.hive_metastore import BATCH
 from pqcache.store.tables.open_table import open_table
 from pqcache.store.urls import redact
 from tests.forked_commands import run_pqcache
@@ -285,7 +285,7 @@ def test_what_a_login_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "thrift"]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delitem(sys.modules, "pqcache.store.tables.hive", raising=False)
+    monkeypatch.delitem(sys.modules, "pqcache.store.tables.hive_metastore", raising=False)
     monkeypatch.setitem(sys.modules, "thrift", None)
     with pytest.raises(UsageError, match=r"^hive://h/a.b: needs thrift; install .*pip install 'pqcache\[hive\]'$"):
         open_table("hive://h/a.b", OpenOptions())

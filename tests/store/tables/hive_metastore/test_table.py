@@ -13,7 +13,7 @@ import pytest
 import pqcache
 from pqcache.errors import SourceError, SourceIncomplete, UsageError
 from pqcache.events import Event, Warned
-from pqcache.store.tables import hive as hive_table
+from pqcache.store.tables import hive_metastore as hive_table
 from tests.forked_commands import run_pqcache
 from tests.store.tables.hive_metastore.databases import IN_BOTH, ORC, PARQUET, Database, write_ids
 

@@ -6,7 +6,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pqcache.store.hive import infer_type, is_hidden, partition_table, partition_values
+from pqcache.store.partition_paths import infer_type, is_hidden, partition_table, partition_values
 
 _VALUES = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_size=1, max_size=20)
 

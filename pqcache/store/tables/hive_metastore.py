@@ -46,8 +46,8 @@ from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, Capabilities, Sourc
 from pqcache.store.drivers.registry import open_source
 from pqcache.store.drivers.remote import censored, known_cause
 from pqcache.store.drivers.timeouts import SourceTooSlow, SpeedFloor, TooSlow
-from pqcache.store.hive import NULL, is_hidden_directory, partition_table
 from pqcache.store.manifest import Identity, TableVersion
+from pqcache.store.partition_paths import NULL, is_hidden_directory, partition_table
 from pqcache.store.tables.base import (
     METASTORE_OPTIONS,
     OpenOptions,

@@ -21,14 +21,13 @@ from hypothesis import strategies as st
 
 from pqcache.parquet import thrift
 from pqcache.parquet.pages import Chunk
-from pqcache.parquet.rewrite import encode, encodings
-from pqcache.parquet.rewrite import pages as write_pages
+from pqcache.parquet.rewrite import encode, encodings, fast_encode
 from pqcache.parquet.rewrite.directory import rewrite_directory
 from pqcache.parquet.rewrite.encode import concatenate_chunks, encode_rows
 from pqcache.parquet.rewrite.encodings import LIMITED, Encodings
 from pqcache.parquet.rewrite.files import OutputSchema, RowGroupFile, footer_schema_of
-from pqcache.parquet.rewrite.options import RewriteOptions
-from pqcache.system.memory import BufferPool
+from pqcache.parquet.rewrite.recipe import RewriteOptions
+from pqcache.system.buffers import BufferPool
 from tests.examples import examples
 from tests.pages import real_pages
 from tests.parquet.rewrite.rewriting import check_same, rewrite
@@ -51,8 +50,8 @@ def write(path: Path, tables: list[pa.Table], how: Encodings = ENCODINGS) -> Non
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.string(), pa.large_string()], ids=str)
 def test_every_reader_sees_texts(tmp_path: Path, kind: pa.DataType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write_pages, "LONG", 0)
-    monkeypatch.setattr(write_pages, "_TEXT_PAGE", 40)
+    monkeypatch.setattr(fast_encode, "LONG", 0)
+    monkeypatch.setattr(fast_encode, "_TEXT_PAGE", 40)
     values = st.text(max_size=30) if "string" in str(kind) else st.binary(max_size=30)
     chunk = st.lists(values, min_size=1, max_size=9)
 
@@ -68,7 +67,7 @@ def test_every_reader_sees_texts(tmp_path: Path, kind: pa.DataType, monkeypatch:
             arrays = [pa.array([*chunk[:1], *chunk, *chunk[:1]], kind).slice(1, len(chunk)) for chunk in chunks]
             column = pa.chunked_array(arrays, kind)
             tables.append(pa.table([pa.array(range(len(column)), pa.int32()), column], schema=schema))
-            assert write_pages.is_direct("v", column, ENCODINGS)
+            assert fast_encode.is_direct("v", column, ENCODINGS)
         write(path, tables)
         expected = pa.concat_tables(tables)
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
@@ -103,8 +102,8 @@ ITEMS = [pa.int8(), pa.int64(), pa.float32()]
 def test_every_reader_sees_lists(
     tmp_path: Path, value: pa.DataType, large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(write_pages, "_LIST_PAGE", 400)
-    monkeypatch.setattr(write_pages, "_TOGETHER", 3)
+    monkeypatch.setattr(fast_encode, "_LIST_PAGE", 400)
+    monkeypatch.setattr(fast_encode, "_TOGETHER", 3)
 
     @settings(max_examples=examples(12), deadline=None, suppress_health_check=list(HealthCheck))
     @given(
@@ -125,7 +124,7 @@ def test_every_reader_sees_lists(
         for rows in slices:
             column = pa.chunked_array([column_of(kind, count, length) for count in rows])
             tables.append(pa.table([pa.array(range(len(column)), pa.int32()), column], schema=schema))
-            assert write_pages.length_of(schema.field(1), column, how) == length
+            assert fast_encode.length_of(schema.field(1), column, how) == length
         write(path, tables, how)
         expected = pa.concat_tables(tables)
         with pq.ParquetFile(path) as file:
@@ -166,9 +165,9 @@ def test_a_pyarrow_that_has_no_limit_of_rows_in_a_page(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(encodings, "LIMITED", False)
     monkeypatch.setattr(pq, "ParquetWriter", older)
-    monkeypatch.setattr(write_pages, "_LIST_PAGE", 10_000)
+    monkeypatch.setattr(fast_encode, "_LIST_PAGE", 10_000)
     table = pa.table({"v": column_of(pa.list_(pa.int32()), 150, 500)})
-    assert write_pages.length_of(table.schema.field(0), table["v"], PLAIN_LISTS) == 500
+    assert fast_encode.length_of(table.schema.field(0), table["v"], PLAIN_LISTS) == 500
     write(tmp_path / "a.parquet", [table], PLAIN_LISTS)
     assert pq.read_table(tmp_path / "a.parquet").equals(table)
     assert len(real_pages(tmp_path / "a.parquet")[0][0]) == 30
@@ -203,7 +202,7 @@ def array_of(kind: pa.DataType, rows: int, seed: int) -> pa.Array:
 
 def both(table: pa.Table) -> tuple[Chunk, Chunk]:
     """Return the chunk that is made here, and pyarrow's."""
-    assert write_pages.is_plain("x", table["x"], HOW)
+    assert fast_encode.is_plain("x", table["x"], HOW)
     return encode.encode_rows(table, HOW, "a")[0], encode._chunks(table, HOW, "a", BufferPool())[0]
 
 

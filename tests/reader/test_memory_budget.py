@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from pqcache.errors import UsageError
 from pqcache.parquet.decoded_size import StoredRowGroup, count_decoded, decoded_size
 from pqcache.reader.epoch import read_record_batches
-from pqcache.reader.memory import Budget, RowGroupSizes, Window, fit, largest_window
-from pqcache.reader.options import BatchOptions
+from pqcache.reader.epoch_options import BatchOptions
+from pqcache.reader.memory_budget import Budget, RowGroupSizes, Window, fit, largest_window
 from tests.examples import examples
 from tests.old_writers import without_sizes
 from tests.reader.reading import groups_of, write

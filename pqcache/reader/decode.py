@@ -16,13 +16,13 @@ from pqcache.errors import ParquetError, first_line
 from pqcache.parquet.decoded_size import StoredRowGroup, count_decoded, decoded_size
 from pqcache.parquet.row_group_reader import RowGroupFile
 from pqcache.parquet.schema import unfit_reason
-from pqcache.reader.memory import Budget, RowGroupSizes, most_bytes, sizes_of
+from pqcache.reader.columns import Column, IrregularError, Kind, filled, hold, kind_of
+from pqcache.reader.memory_budget import Budget, RowGroupSizes, most_bytes, sizes_of
 from pqcache.reader.open_dataset import Files, RowGroup
 from pqcache.reader.order import Ints
 from pqcache.reader.packing import HeldSequences, tokens_of
 from pqcache.reader.read_plan import ReadPlan
 from pqcache.reader.row_hashes import ROW_HASH, ROW_HASH_FIELD, ROW_HASH_KIND, hashes_of
-from pqcache.reader.rows import Column, IrregularError, Kind, filled, hold, kind_of
 from pqcache.reader.selection.exclude import LEFT_OUT, left_out_of
 from pqcache.reader.selection.selection import Bools, Positions
 from pqcache.reader.stats import NO_METER, Meter

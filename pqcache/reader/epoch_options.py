@@ -1,6 +1,6 @@
 """The options of an epoch: rows, order and ranks.
 
-Those of ``ParquetDataset`` alone are in pqcache.torch.options.
+Those of ``ParquetDataset`` alone are in pqcache.torch.dataset_options.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pqcache.reader.selection.sequences import Sequence as SequenceOf
 from pqcache.reader.selection.split import Split
 from pqcache.reader.selection.weights import check_weights
 from pqcache.store.background_run import FillRequest, fill_request
-from pqcache.store.hive import parse_types
 from pqcache.store.key_lookup import SelectedRows
+from pqcache.store.partition_paths import parse_types
 from pqcache.store.tables.data_files import FileRules
 
 WINDOW = 16  # row groups, where memory allows

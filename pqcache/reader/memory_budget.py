@@ -17,10 +17,10 @@ import pyarrow as pa
 
 from pqcache.errors import UsageError
 from pqcache.parquet.dense import as_list
-from pqcache.reader.options import WINDOW, WINDOW_OF_ALL
+from pqcache.reader.columns import fixed_width, kind_of, number_dtype
+from pqcache.reader.epoch_options import WINDOW, WINDOW_OF_ALL
 from pqcache.reader.order import Ints
 from pqcache.reader.read_plan import ReadPlan
-from pqcache.reader.rows import fixed_width, kind_of, number_dtype
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
 from pqcache.store.row_group_index import Index
 from pqcache.units import format_size

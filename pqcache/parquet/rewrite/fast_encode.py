@@ -38,7 +38,7 @@ from pqcache.parquet.thrift import (
     Struct,
     column_metadata,
 )
-from pqcache.system.memory import BufferPool
+from pqcache.system.buffers import BufferPool
 
 _PHYSICAL = {"i8": 2, "u8": 2, "f4": 4, "f8": 5}  # of numbers; smaller integers are INT32
 _Numbers = npt.NDArray[Any]

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pqcache.errors import UsageError
 from pqcache.options import ANY, COUNT, DURATION, LIST, TRUTH, Shared, choice, python
-from pqcache.reader.options import EpochArguments, EpochOptions, OrderArguments, OrderOptions
+from pqcache.reader.epoch_options import EpochArguments, EpochOptions, OrderArguments, OrderOptions
 from pqcache.reader.packing import Pack
 from pqcache.store.tables.data_files import FileRules
 from pqcache.torch.tensors import Conversion

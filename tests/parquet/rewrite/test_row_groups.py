@@ -20,11 +20,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pqcache.errors import ParquetError, PqcacheError
-from pqcache.parquet.rewrite import writer as w
+from pqcache.parquet.rewrite import row_groups
 from pqcache.parquet.rewrite.decode import RowBatch, prefetch
 from pqcache.parquet.rewrite.directory import rewrite_directory, row_group_bytes
 from pqcache.parquet.rewrite.files import OutputSchema
-from pqcache.parquet.rewrite.options import RewriteOptions
+from pqcache.parquet.rewrite.recipe import RewriteOptions
 from pqcache.parquet.schema import working_schema
 from tests.examples import examples
 from tests.pages import indexed_pages, real_pages
@@ -45,8 +45,8 @@ def output_schema_of(table: pa.Table) -> OutputSchema:
     return OutputSchema(working=working_schema(table.schema), declared=table.schema, elements=None, keyvalues={})
 
 
-def settings_of(size: int, codec: str = "lz4") -> w.WriterSettings:
-    return w.WriterSettings(
+def settings_of(size: int, codec: str = "lz4") -> row_groups.WriterSettings:
+    return row_groups.WriterSettings(
         options=RewriteOptions(row_group_size=size),
         max_file=1 << 40,
         codec=lambda leaf: codec,
@@ -56,8 +56,10 @@ def settings_of(size: int, codec: str = "lz4") -> w.WriterSettings:
 
 def write(
     table: pa.Table, target: Path, size: int, rows: int = 1000, ratio: float = 1.0, codec: str = "lz4"
-) -> w.RewriteResult:
-    return w.write_row_groups(batches_of(table, rows, ratio), target, output_schema_of(table), settings_of(size, codec))
+) -> row_groups.RewriteResult:
+    return row_groups.write_row_groups(
+        batches_of(table, rows, ratio), target, output_schema_of(table), settings_of(size, codec)
+    )
 
 
 SHAPES = ["flat", "growing", "shrinking", "step", "steps", "heavy tail", "rare giants"]
@@ -209,7 +211,7 @@ def test_warnings_do_not_pile_up(tmp_path: Path) -> None:
 
 
 def test_memory_is_bounded_where_data_shrinks_to_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(w, "_MIN_MAX_ARROW", 0)
+    monkeypatch.setattr(row_groups, "_MIN_MAX_ARROW", 0)
     table = pa.table({"zero": np.zeros(2_000_000, np.int64)})
     written = write(table, tmp_path, 32 * KB, 10_000)
     assert pq.read_table(written.outputs[0].path).equals(table)
@@ -220,7 +222,7 @@ def test_memory_is_bounded_where_data_shrinks_to_nothing(tmp_path: Path, monkeyp
 
 
 def test_row_groups_are_below_the_rows_pyarrow_would_split_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(w, "_MAX_ROWS", 5_000)
+    monkeypatch.setattr(row_groups, "_MAX_ROWS", 5_000)
     table = pa.table({"zero": np.zeros(22_000, np.int8)})
     written = write(table, tmp_path, 1 << 20, 700)
     assert [rows for _, rows in group_sizes(written)] == [5_000] * 4 + [2_000]
@@ -262,7 +264,7 @@ def test_errors_of_the_stream_come_out_of_the_prefetch(tmp_path: Path) -> None:
 
     stream = prefetch([failing], 100_000)
     with pytest.raises(ParquetError, match=r"x\.parquet: broken"):
-        w.write_row_groups(stream, tmp_path, output_schema_of(table), settings_of(50_000))
+        row_groups.write_row_groups(stream, tmp_path, output_schema_of(table), settings_of(50_000))
     assert not list(tmp_path.iterdir())
     assert not [thread for thread in threading.enumerate() if thread.name == "pqcache-decode"]
 

@@ -14,7 +14,7 @@ import pytest
 
 import pqcache
 from pqcache.errors import UsageError
-from pqcache.reader.processes import count_and_number
+from pqcache.reader.ranks import count_and_number
 
 ROWS = 500
 STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "4"}  # of a job of four tasks

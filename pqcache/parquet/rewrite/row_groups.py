@@ -33,7 +33,7 @@ from pqcache.parquet.rewrite.files import (
     footer_schema_of,
     widen_dictionary_indices,
 )
-from pqcache.parquet.rewrite.options import RewriteOptions
+from pqcache.parquet.rewrite.recipe import RewriteOptions
 from pqcache.units import format_size
 
 MIN_FILL = 0.95
