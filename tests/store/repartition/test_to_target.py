@@ -127,7 +127,7 @@ def test_a_file_that_changes_while_it_is_rewritten_is_not_published(tmp_path: Pa
     shop = write_shop(tmp_path / "shop", days=1, files=1, rows=200)
 
     def touch(event: Event) -> None:
-        if isinstance(event, Advanced) and event.amount:
+        if isinstance(event, Advanced) and event.phase == "rewrite" and event.amount:
             os.utime(next(shop.rglob("*.parquet")))
 
     with pytest.raises(pqcache.SourceIncomplete, match="is not the file that was listed"):

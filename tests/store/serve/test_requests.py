@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 import pqcache
 from pqcache.errors import CacheError, PqcacheError, UsageError
+from pqcache.store import http_server
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.serve import CacheServer
 from tests.datasets import write_shop
@@ -224,15 +225,20 @@ def test_too_many_connections(shop: Path) -> None:
         assert pqcache.sync(server.urls["shop"], shop.parent / "waits", options={"token": TOKEN}).published
 
 
-def test_clients_without_a_token_keep_nobody_out(shop: Path) -> None:
+def test_clients_without_a_token_keep_nobody_out(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "_STRANGERS", 1)  # so that a few are too many
+    strangers: list[socket.socket] = []
     with ExitStack() as stack, pqcache.serve([shop], port=0, token_file=token_of(shop), connections=3) as server:
         for number in range(8):
             stranger = stack.enter_context(connect(server))
+            strangers.append(stranger)
             stranger.sendall(
                 (b"", b"GET /shop/current HTTP/1.1\r\n", CURRENT.replace(TOKEN.encode(), b"x"))[number % 3]
             )
             if number % 3 == 2:
                 assert b" 401 " in stranger.recv(100)
+        with suppress(ConnectionError):
+            assert strangers[0].recv(1) == b"", "the oldest one has to go"
         report = pqcache.sync(server.urls["shop"], shop.parent / "crowd", options={"token": TOKEN}, retries=0)
         assert report.published
 
