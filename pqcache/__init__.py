@@ -54,14 +54,14 @@ if TYPE_CHECKING:  # the only list of the public names: type checkers read it, a
     from pqcache.store.cache_root import RemoveReport as RemoveReport
     from pqcache.store.cache_root import add as add
     from pqcache.store.cache_root import remove as remove
+    from pqcache.store.gc import GcReport as GcReport
+    from pqcache.store.gc import gc as gc
     from pqcache.store.history import log as log
     from pqcache.store.inspect import Inspection as Inspection
     from pqcache.store.inspect import inspect as inspect
     from pqcache.store.key_index import IndexReport as IndexReport
     from pqcache.store.key_index import index as index
     from pqcache.store.key_lookup import SelectedRows as SelectedRows
-    from pqcache.store.publish import GcReport as GcReport
-    from pqcache.store.publish import gc as gc
     from pqcache.store.repartition.command import repartition as repartition
     from pqcache.store.repartition.dense_proposals import Proposal as Proposal
     from pqcache.store.repartition.dense_proposals import dense_proposals as dense_proposals

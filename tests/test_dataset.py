@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import pqcache
 from pqcache.errors import CacheError, UsageError
-from pqcache.store.publish import remove_old_snapshots
+from pqcache.store.gc import remove_old_snapshots
 from tests.datasets import write_day, write_shop
 
 

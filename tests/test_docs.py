@@ -23,6 +23,7 @@ from pqcache import errors, events
 from pqcache.benchmark import Advice, BenchReport, Forecast, Measured
 from pqcache.console.commands import app
 from pqcache.store.cache_root import RemoveReport
+from pqcache.store.gc import GcReport
 from pqcache.store.inspect import (
     ColumnSummary,
     Difference,
@@ -36,7 +37,6 @@ from pqcache.store.key_index import IndexReport, KeyView, index
 from pqcache.store.key_lookup import KEYS, KeyRun
 from pqcache.store.layout import FILES, ROW_GROUPS
 from pqcache.store.manifest_file import FORMAT, read_manifest
-from pqcache.store.publish import GcReport
 from pqcache.store.repartition.to_target import RepartitionReport
 from pqcache.store.sync.cache_run import SyncReport
 from pqcache.store.sync.command import sync as sync_cache

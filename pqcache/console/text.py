@@ -18,8 +18,8 @@ from pqcache.units import format_count, format_seconds, format_size
 
 if TYPE_CHECKING:
     from pqcache.store.cache_root import RemoveReport
+    from pqcache.store.gc import GcReport
     from pqcache.store.key_index import IndexReport
-    from pqcache.store.publish import GcReport
     from pqcache.store.repartition.dense_proposals import Proposal
     from pqcache.store.repartition.to_target import RepartitionReport
     from pqcache.store.serve import CacheServer

@@ -12,9 +12,10 @@ from pqcache.events import OnEvent, Published, ignore
 from pqcache.options import COMMANDS, RollbackArguments, Unpack, all_values, documented
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import read_config
+from pqcache.store.gc import removable_snapshots
 from pqcache.store.history import ROLLBACK, now_text, recorded_run
 from pqcache.store.layout import CANDIDATE, LEASE
-from pqcache.store.publish import removable_snapshots, unmet_of
+from pqcache.store.publish import unmet_of
 from pqcache.store.snapshot import Hold, Rollback, Snapshot, check_name, read_kept, write_kept
 from pqcache.store.sync.decide import find_damaged
 from pqcache.store.urls import quoted

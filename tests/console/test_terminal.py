@@ -69,7 +69,7 @@ def test_a_report_has_all_versions_and_a_bug_asks_for_it() -> None:
     lines = dict(line.split(None, 1) for line in done.stdout.splitlines())
     assert lines["pqcache"] == pqcache.__version__
     assert {"platform", "Python", "pyarrow", "fsspec", "botocore", "hdfs-native", "torch"} <= set(lines)
-    code = "import pqcache.cli as c, pqcache.store.publish as g; g.gc = None; import sys; sys.exit(c.run(['gc', 'x']))"
+    code = "import pqcache.cli as c, pqcache.store.gc as g; g.gc = None; import sys; sys.exit(c.run(['gc', 'x']))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert "TypeError" in done.stderr

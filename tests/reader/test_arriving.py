@@ -27,8 +27,8 @@ from pqcache.reader.order import Order
 from pqcache.store.arriving import Wanted, WantedLists
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config, write_config
+from pqcache.store.gc import remove_snapshot
 from pqcache.store.layout import PUBLISHING
-from pqcache.store.publish import remove_snapshot
 from pqcache.store.snapshot import Snapshot
 from tests.datasets import write_shop
 from tests.filling import Filler, FillingThread, publish_copy

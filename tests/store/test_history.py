@@ -16,7 +16,7 @@ import pqcache
 from pqcache.console.terminal import name_lines
 from pqcache.console.text import print_history
 from pqcache.events import Event, Started
-from pqcache.store import history, publish
+from pqcache.store import gc, history
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config
 from pqcache.store.history import append_history, options_of, read_history
@@ -108,14 +108,14 @@ def test_gc_index_and_repair_have_records(cache: Path, shop: Path) -> None:
 def test_a_run_that_cannot_remove_what_is_old_is_done(cache: Path, shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = last(cache)["snapshot"]
     write_day(shop, "2026-11-09", files=1, rows=20)
-    remove_tree = publish.remove_tree
+    remove_tree = gc.remove_tree
 
     def remove_or_fail(path: Path) -> None:
         if first in path.name:
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
         remove_tree(path)
 
-    monkeypatch.setattr(publish, "remove_tree", remove_or_fail)
+    monkeypatch.setattr(gc, "remove_tree", remove_or_fail)
     with pytest.raises(pqcache.PqcacheError) as error:
         pqcache.sync(cache, keep=1)
     found = last(cache)

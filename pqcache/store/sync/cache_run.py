@@ -18,9 +18,10 @@ from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config
 from pqcache.store.drivers.timeouts import FEW_TRIES, Patience
 from pqcache.store.expect import Finding, lines_of, stale, unmet
+from pqcache.store.gc import remove_old_snapshots
 from pqcache.store.history import REFUSED, RunRecord, now_text
 from pqcache.store.manifest import TableVersion, Totals
-from pqcache.store.publish import remove_old_snapshots, unmet_of
+from pqcache.store.publish import unmet_of
 from pqcache.store.snapshot import Snapshot, read_kept, write_kept
 from pqcache.store.sync.bad_partitions import SkippedPartition
 from pqcache.store.sync.plan import PartitionChange, Plan, partition_changes

@@ -49,12 +49,13 @@ from pqcache.store.arriving import ArrivingSnapshot, Wanted, WantedLists, arrivi
 from pqcache.store.drivers.base import Source, read_range
 from pqcache.store.drivers.timeouts import with_retries
 from pqcache.store.expect import Finding, unmet
+from pqcache.store.gc import remove_snapshot
 from pqcache.store.layout import ARRIVED, ARRIVING, FILES, LEASE, ROW_GROUPS, RUN, WANTED
 from pqcache.store.manifest import FileEntry, Manifest, SnapshotMetadata, SourceFile, table_digest
 from pqcache.store.manifest_file import write_manifest
 from pqcache.store.ownership import file_mode, make_directories
 from pqcache.store.partition_paths import parent
-from pqcache.store.publish import new_snapshot_id, remove_snapshot
+from pqcache.store.publish import new_snapshot_id
 from pqcache.store.row_group_index import (
     IndexBuilder,
     OpenFile,

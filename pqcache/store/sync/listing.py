@@ -35,11 +35,11 @@ from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config
 from pqcache.store.drivers.base import Source, read_range
 from pqcache.store.drivers.timeouts import FIRST_CONTACT, Patience, with_retries
+from pqcache.store.gc import old_snapshots
 from pqcache.store.layout import FILES, LEASE, MEMO
 from pqcache.store.manifest import Manifest, SourceFile, TableVersion, digest_of_sources, table_digest, typed_version
 from pqcache.store.ownership import file_mode
 from pqcache.store.partition_paths import parent, partition_keys, partition_values
-from pqcache.store.publish import old_snapshots
 from pqcache.store.snapshot import Snapshot, read_kept
 from pqcache.store.sync.bad_partitions import or_skip, with_number
 from pqcache.store.sync.download.subset import KnownTypes, Subset, known_types, select_subset, types_of_source
