@@ -35,6 +35,11 @@ def test_a_directory_that_is_no_cache_is_named(tmp_path: Path) -> None:
     (tmp_path / "someone's file").touch()
     with pytest.raises(pqcache.UsageError, match="not empty and not a pqcache"):
         pqcache.Cache(tmp_path).create()
+    begun = pqcache.Cache(tmp_path / "begun")
+    begun.create()
+    (begun.path / "someone's file").touch()
+    with pytest.raises(pqcache.UsageError, match="not empty and not a pqcache"):
+        begun.create()
 
 
 def test_no_dangerous_command_is_advised(tmp_path: Path) -> None:

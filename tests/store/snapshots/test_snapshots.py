@@ -18,7 +18,7 @@ from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.history import append_history, read_history
 from pqcache.torch import ParquetDataset
 from pqcache.units import format_size
-from tests.datasets import write_day
+from tests.datasets import rows_of, write_day
 from tests.forked_commands import run_pqcache
 from tests.store.snapshots.conftest import add_day
 
@@ -162,6 +162,16 @@ def test_after_a_rollback_the_next_sync_publishes_the_source_and_says_so(lake: P
     assert pqcache.sync(cache, keep=2, on_event=events.append).published
     assert not [event for event in events if isinstance(event, Warned)]
     assert numbers(cache) == [4, 5]
+
+
+def test_after_a_rollback_no_files_are_taken_that_were_rewritten_from_others(tmp_path: Path) -> None:
+    source, rewritten = tmp_path / "source", tmp_path / "rewritten"
+    for seed in range(3):
+        write_day(source, "2026-11-01", files=2, rows=20, seed=seed)
+        pqcache.sync(source, rewritten, row_group_size="8KB")
+        if seed == 1:
+            pqcache.rollback(rewritten, "1")
+    assert rows_of(rewritten / "current") == rows_of(source)
 
 
 def test_a_snapshot_that_is_damaged_or_gone_is_not_rolled_back_to(cache: Path) -> None:
