@@ -71,6 +71,9 @@ def test_one_line_on_success_also_when_there_is_nothing_to_do(shop: Path, tmp_pa
     assert line.startswith("repartitioned 3 directories in ")
     (line,) = run("repartition", tmp_path / "cache", "--row-group-size", "32KB").stdout.splitlines()
     assert unstamped(line).startswith("nothing to do")
+    rows = ["--where", "dt > '2026-11-01'", "--row-group-size", "16KB"]
+    (line,) = map(unstamped, run("sync", tmp_path / "cache", *rows).stdout.splitlines())
+    assert line.startswith("synced 3 removed files in dt=2026-11-01, 0 B fetched, 2 directories rewritten in ")
 
 
 def test_quiet_is_quiet(shop: Path, tmp_path: Path) -> None:

@@ -104,8 +104,9 @@ def summary_line(report: SyncReport) -> str:
 
 
 def _named(report: SyncReport) -> str:
-    """The first ten partitions that have changed, if there are partitions."""
-    names = [change.directory for change in report.touched if change.directory]
+    """The first ten partitions with changed files, or those only rewritten if there are none."""
+    changed = [change for change in report.touched if change.added or change.changed or change.removed]
+    names = [change.directory for change in changed or report.touched if change.directory]
     if not names:
         return ""
     more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""

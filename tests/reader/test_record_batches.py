@@ -86,7 +86,7 @@ def test_the_paths_value_wins_and_nulls_are_nulls(tmp_path: Path) -> None:
 def test_columns_that_are_not_there_are_named(numbers: Path) -> None:
     with pytest.raises(UsageError, match="no column 'nope'"):
         epoch(numbers, columns=["nope"])
-    with pytest.raises(UsageError, match="twice"):
+    with pytest.raises(UsageError, match="duplicate name"):
         epoch(numbers, columns=["id", "id"])
     with pytest.raises(UsageError, match="not a list of names"):
         epoch(numbers, columns="id")

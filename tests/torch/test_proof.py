@@ -417,7 +417,7 @@ def test_what_cannot_be_proved(cache: Path) -> None:
     with pytest.raises(UsageError, match=r"use pqcache\.torch\.Loader"):
         list(DataLoader(proving, batch_size=None, num_workers=2))
     batches = list(small := ParquetDataset(cache, columns=["id"], batch_size=2, proof=True))
-    with pytest.raises(UsageError, match="only of the last 256 batches it knows what was given before each"):
+    with pytest.raises(UsageError, match="it only tracks the last 256 batches"):
         small.state_dict(after=batches[0])
     plain = ParquetDataset(cache)
     sources: list[Any] = [plain, Loader(plain)]
