@@ -283,6 +283,8 @@ def test_no_snippet_of_ours_is_left_out(page: Path) -> None:
     for block in blocks_of(page):
         if block.kind in RUN:
             assert block.kind != "sh" or block.commands, f"{block.place}: runs nothing of ours; say whose it is"
+            if block.kind == "python":
+                compile(block.text, block.place, "exec")
             continue
         assert block.kind in NOT_RUN, f"{block.place}: ```{block.kind}: give it a kind that runs, or one of NOT_RUN"
         word = NOT_RUN[block.kind]

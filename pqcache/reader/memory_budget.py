@@ -23,7 +23,7 @@ from pqcache.reader.order import Ints
 from pqcache.reader.read_plan import ReadPlan
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
 from pqcache.store.row_group_index import Index
-from pqcache.units import format_size
+from pqcache.units import format_count, format_size
 
 log = logging.getLogger("pqcache.reader")
 
@@ -189,7 +189,7 @@ def fit(
         log.debug("%s: memory=%s is enough to mix %d row groups", name, format_size(memory), window)
         return Window(window)
     reason = f"a row group takes {format_size(sizes.largest)} decoded, too much for memory={format_size(memory)}"
-    reason += f" and {lanes} lanes" if shuffle else ""
+    reason += f" and {format_count(lanes, 'lane')}" if shuffle else ""
     enough = f"read fewer columns, or give memory={format_size(1.01 * least)!r}"
     if pieces:
         mixed, number = min(split.items())

@@ -247,7 +247,7 @@ def rollback(
         raise UsageError(" and ".join([*asked, *([] if len(asked) > 1 else ["SNAPSHOT"])]), "exclude each other")
     target = CacheDirectory.open(os.fspath(cache))
     if snapshot is None and not asked:
-        raise UsageError("rollback", "names no snapshot", f"'pqcache snapshots {quoted(cache)}' lists them")
+        raise UsageError("rollback", "needs a snapshot", f"'pqcache snapshots {quoted(cache)}' lists them")
     with disk_errors(target.path), recorded_run(target, ROLLBACK, options.wait, on_event) as record:
         before, current = read_kept(target.path), target.current() if publishes else target.snapshot()
         found = (_candidate(target, options.accept) if publishes else _published(target, snapshot)) or current

@@ -193,7 +193,7 @@ def test_the_candidate_is_looked_at_but_neither_pinned_nor_read_as_current(cache
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "names no snapshot"),
+        ([], "needs a snapshot"),
         (["1", "--release"], "--release and SNAPSHOT: exclude each other"),
         (["--hold", "--accept"], "--hold and --accept: exclude each other"),
     ],
