@@ -6,6 +6,7 @@ import fcntl
 import os
 import shutil
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -229,9 +230,13 @@ def test_a_snapshot_that_is_read_and_cannot_be_completed(
     assert published_files(tmp_path / "cache") == published_files(tmp_path / "plain")
 
 
-def test_another_request_begins_anew(reads: LocalReads, made: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_read", [False, True])
+def test_another_request_begins_anew(is_read: bool, reads: LocalReads, made: Path, tmp_path: Path) -> None:
+    """Also while a reader holds the snapshot of the request before: it has rows that are not wanted now."""
     snapshot = leave_one_file(reads, made, tmp_path / "cache")
-    report = pqcache.sync(made, tmp_path / "cache", where="dt < '2026-11-02'")
+    with snapshot.lease() if is_read else nullcontext():
+        report = pqcache.sync(made, tmp_path / "cache", where="dt < '2026-11-02'")
+        assert snapshot.is_abandoned() or not is_read
     assert (report.snapshot != snapshot.id, report.files) == (True, 1)
     assert fetched(reads, files_of(made)[0]) == TAIL
 
