@@ -227,6 +227,7 @@ def test_types_that_became_wider(table: Path, cache: Path) -> None:
     [
         ([protocol("fooBar"), metadata(A)], "fooBar"),
         ([protocol("variantType"), metadata(A)], "is a Delta table with variantType, so its rows"),
+        ([protocol("columnMapping", reader=4), metadata(A)], "unknown reader version, 4|deltalake cannot read its log"),
         ([protocol("catalogManaged"), metadata(A)], "deltalake cannot read its log"),
         ([protocol(), metadata(A, columnMapping__mode="other")], "column mapping|deltalake cannot read its log"),
         ([protocol(), metadata([*A, field("b", "binary")], ["b"])], "partition column 'b' is binary"),
