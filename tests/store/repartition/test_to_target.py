@@ -274,7 +274,9 @@ def test_nothing_foreign_is_written_over(remote: Remote, shop: Path) -> None:
 def test_places_that_overlap_are_refused(shop: Path, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(shop)
+    pqcache.sync(shop, tmp_path / "cache")
     for target, why in (
+        (tmp_path / "cache" / "out", "lies in the cache"),
         (shop, "is the source itself"),
         (link, "is the source itself"),
         (f"file://{shop}", "is the source itself"),
