@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from pqcache.store.arriving import ArrivingSnapshot, find_arriving
 from pqcache.store.cache_directory import CacheDirectory, cache_at
 from pqcache.store.config import read_config
 from pqcache.store.drivers.base import Source
+from pqcache.store.drivers.timeouts import FEW_TRIES, with_retries
 from pqcache.store.key_lookup import columns_indexed
 from pqcache.store.layout import CANDIDATE, FILES, ROW_GROUPS
 from pqcache.store.manifest import FileEntry, SourceFile, TableVersion
@@ -234,7 +236,9 @@ def read_remote_index(source: Source, files: Sequence[SourceFile], jobs: int, on
     builder = IndexBuilder(NO_SCHEMA if table is None else table, clashes={})
     on_event(Started("read", len(files), "files"))
     with ThreadPoolExecutor(jobs) as pool:
-        footers = pool.map(lambda file: read_remote_footer(source, file), files)
+        footers = pool.map(
+            lambda file: with_retries(partial(read_remote_footer, source, file), file.path, FEW_TRIES, on_event), files
+        )
         for file, footer in zip(files, footers, strict=True):
             builder.add(file.path, *footer)
             on_event(Advanced("read", 1))

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import pqcache
+from pqcache.store.drivers.base import Source
+from pqcache.store.manifest import SourceFile
+from pqcache.store.sync.table_schema import read_remote_footer
 from tests.datasets import files_of, shop_table, write_shop
 from tests.remote import make_remote
 
@@ -107,3 +111,21 @@ def test_what_is_not_there_or_not_parquet(tmp_path: Path) -> None:
         (tmp_path / "a.parquet").write_bytes(content)
         with pytest.raises(pqcache.ParquetError, match=r"a\.parquet: (not a Parquet file|has no bytes)"):
             pqcache.inspect(tmp_path)
+
+
+def test_a_server_that_fails_once_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = pytest.importorskip("fsspec").filesystem("memory")
+    with memory.open("/once/a.parquet", "wb") as file:
+        pq.write_table(pa.table({"a": [1, 2]}), file)
+    asked: list[SourceFile] = []
+
+    def read_or_fail(source: Source, file: SourceFile) -> Any:
+        asked.append(file)
+        if len(asked) == 1:
+            raise pqcache.SourceUnavailable(file.path, "all DataNodes failed")
+        return read_remote_footer(source, file)
+
+    # patched, as no server here fails exactly while footers are read
+    monkeypatch.setattr("pqcache.store.inspect.read_remote_footer", read_or_fail)
+    assert pqcache.inspect("memory://once").rows == 2
+    assert asked[0] == asked[1]
