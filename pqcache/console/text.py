@@ -105,7 +105,7 @@ def summary_line(report: SyncReport) -> str:
 
 def _named(report: SyncReport) -> str:
     """The first ten partitions with changed files, or those only rewritten if there are none."""
-    changed = [change for change in report.touched if change.added or change.changed or change.removed]
+    changed = [change for change in report.touched if change.text != "rewritten"]
     names = [change.directory for change in changed or report.touched if change.directory]
     if not names:
         return ""

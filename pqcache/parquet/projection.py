@@ -235,7 +235,7 @@ def _damaged(name: str, what: str) -> ParquetError:
 
 
 class ColumnKind(Enum):
-    """The fields inside a column: none, those of a struct, a list's element, or a map's key and value."""
+    """A column's inner fields: a struct's fields, a list's element, a map's key and value, or none."""
 
     LEAF = "leaf"
     STRUCT = "struct"

@@ -60,7 +60,7 @@ def _needs(lane: Lane, row: int) -> tuple[Ints, Ints]:
 
 
 def row_groups_of_batches(order: Order, batches: Sequence[int]) -> Ints:
-    """The row groups of some batches of an epoch in file order, those of the first batch first."""
+    """The row groups of some batches of an unshuffled epoch, in the order of the batches."""
     if not len(batches):
         return np.zeros(0, np.int64)
     ends = np.cumsum(order.counts)

@@ -231,7 +231,7 @@ def training_of(
     epoch: int | None,
     given: Mapping[str, Any],
 ) -> Iterator[tuple[ReadPlan, Order, dict[str, Any]]]:
-    """A training's plan and order of an epoch, by default that of its state; and the state."""
+    """The plan and order of one epoch of a training, by default its state's epoch, and the state."""
     known, chosen = checked_state(state), RowOptions(**parsed(given, RowOptions))
     if chosen.since is None:
         chosen = replace(chosen, since=known.get("since"))

@@ -51,7 +51,7 @@ class Held:
         return [[column.slice(a, b) for column in part] for part, a, b in found if part is not None and a < b]
 
     def drop(self, row: int) -> None:
-        """Free the parts before a row, which are no longer needed."""
+        """Free the parts before a row."""
         for number, end in enumerate(self._ends[1:]):
             if end <= row:
                 self._parts[number] = None

@@ -91,7 +91,7 @@ class Span(NamedTuple):
 
 
 class Places(NamedTuple):
-    """The rows of a run: those of ``spans`` end to end, then taken in ``order`` (None to keep their order)."""
+    """The rows of a run: those of ``spans``, concatenated and then taken in ``order`` (None: as they are)."""
 
     spans: list[Span]
     order: Ints | None
@@ -174,7 +174,7 @@ class ShuffledLine:
 
 
 class FileLine:
-    """The rows of an unshuffled epoch, of which batch ``first`` and every ``apart``-th one after it are read."""
+    """The rows of an unshuffled epoch: batch ``first`` and every ``apart``-th batch after it are read."""
 
     def __init__(self, order: Order, first: int, apart: int) -> None:
         self.rows, self.spans = order.rows, len(order.counts)
